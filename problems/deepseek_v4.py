@@ -106,7 +106,7 @@ def write(kernel, made: torch.nn.Module, directory: Path, exponents: torch.dtype
             tensors[name] = checkpoints.to_fp8(value.float() / checkpoints.of_each(scale, value))
             tensors[f"{linear}.scale"] = scale.to(exponents)
         else:
-            tensors[name] = value.clone()
+            tensors[name] = value.int() if name.endswith("tid2eid") else value.clone()
     directory.mkdir(parents=True)
     files = {published(name): value.contiguous() for name, value in tensors.items()}
     files["mtp.0.norm.weight"] = torch.ones(256)  # predicts more tokens

@@ -34,6 +34,8 @@ def test_it_is_read(kernel, device, e4m3fn, generator, tmp_path, made, exponents
     for name, value in made.named_parameters():  # of float32 what from_pretrained keeps so
         if deepseek_v4.WIDE.search(name):
             assert torch.equal(loaded.get_parameter(name).cpu(), value) and value.dtype == torch.float32
+    table = "model.layers.0.mlp.gate.tid2eid"
+    assert torch.equal(loaded.get_buffer(table).cpu(), made.get_buffer(table))
     defined = deepseek_v4.computing(kernel, made, tmp_path / "made").to(device)
     if Version(transformers.__version__) >= Version("5.24"):  # before, its own norms' results are no linear's inputs
         theirs, got = logits_with_one_routing([defined, loaded], tokens(generator, 2, 40, device) % 64)

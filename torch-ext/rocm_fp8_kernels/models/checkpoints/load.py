@@ -22,7 +22,7 @@ from .tensors import Tensors, read_json
 __all__ = ["compute_buffers", "load_quantized"]
 
 _HALF = (torch.bfloat16, torch.float16)
-_FLOATS = (*_HALF, torch.float32)
+_FLOATS, _INTEGERS = (*_HALF, torch.float32), (torch.int32, torch.int64)
 # What a scheme's weights and scales may be called: vLLM's and compressed-tensors' names, transformers', DeepSeek's.
 _WEIGHTS = ("weight", "weight_packed")
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv", "scale")
@@ -112,9 +112,11 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     for name, value in model.state_dict().items():
         if value.is_meta and tied[name] not in state:
             values = tensors.read(stored[tied[name]])
-            # What corrects routers' scores is a buffer, and stays in its type.
-            of = torch.float32 if value.is_floating_point() and wide.search(name) else value.dtype
-            state[tied[name]] = values if name in buffers else values.to(of)
+            if not value.is_floating_point():
+                values = values.to(value.dtype)
+            elif name not in buffers:  # what corrects routers' scores is one, and stays in its type
+                values = values.to(torch.float32 if wide.search(name) else value.dtype)
+            state[tied[name]] = values
     state |= {name: state[first] for name, first in tied.items() if first in state}
     model.load_state_dict(state, strict=False, assign=True)
     compute_buffers(model, device)
@@ -203,7 +205,7 @@ def _check(
         if linear not in schemes or last != "weight":
             # Of tied tensors one is enough.
             if name in left or tied[name] not in stored:
-                check(name, [tuple(value.shape)], _FLOATS if value.is_floating_point() else (value.dtype,))
+                check(name, [tuple(value.shape)], _FLOATS if value.is_floating_point() else (value.dtype, *_INTEGERS))
             continue
         if uses[tied[name]] > 1:
             raise ValueError(f"{directory}: {linear} is quantised and tied to {tied[name]}")
