@@ -46,17 +46,21 @@ struct Columns {
 };
 
 // From registers. Groups of eight rows: those from `from` to `to`. Nobody multiplies meanwhile: what is the same for all
-// rows is asked once, and addresses go on from row to row.
+// rows is asked once, and addresses go on from row to row. Of float16 a group is four rows of the result: a lane adds two.
 template <class F>
 __device__ inline void store(const Args& a, const grouped::Tile& tile, const Columns<F>& own, int from, int to,
                              float (&sums)[F::kGroups][4]) {
-    const int first = tile.row + int(threadIdx.x) % 4 * 2, rows = tile.end - first;
+    const int twice = a.format_a == DType::f16, eight = 8 >> twice;
+    const int first = (tile.row + int(threadIdx.x) % 4 * 2) >> twice, rows = (tile.end >> twice) - first;
     const bool wide = a.out.dtype == DType::f32;
     const float lifted = F::kLifted * (of_blocks(a.scale_a) ? kLiftOfFp8 : 1.0f);
     const int64_t columns[2] = {own.column(a, tile.piece, 0), own.column(a, tile.piece, 1)},
                   row_bytes = a.out.row_stride * (wide ? 4 : 2);
 #pragma unroll
-    for (int i = 0; i < F::kGroups * 4; ++i) sums[i / 4][i % 4] *= lifted;
+    for (int i = 0; i < F::kGroups * 4; ++i) {
+        if (i % 2 == 0 && twice) sums[i / 4][i % 4] += sums[i / 4][i % 4 + 1];
+        sums[i / 4][i % 4] *= lifted;
+    }
     if (a.scale_a.data && !of_blocks(a.scale_a)) {
 #pragma unroll
         for (int i = 0; i < 2 * F::kGroups; ++i) {
@@ -82,9 +86,10 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, const Col
         for (int i = 0; i < 2 * F::kGroups; ++i) {
             const int group = i / 2, r = i % 2;
             if (r == 0 && tile.row + group * 8 >= tile.end) break;
-            const bool mine = group * 8 + r < rows && (!F::kShares || (group >= from && group < to));
+            if (r == 1 && twice) continue;
+            const bool mine = group * eight + r < rows && (!F::kShares || (group >= from && group < to));
             act(at[r], mine, sums[group][r], sums[group][2 + r]);
-            at[r] += 8 * row_bytes;
+            at[r] += eight * row_bytes;
             asm volatile("" : "+l"(at[r]));  // else each is a product
         }
     };

@@ -1,6 +1,6 @@
 // MX weights on NVIDIA GPUs: the launcher.
 //
-// Files: stream.h             few rows of one matrix; rows in float16; chips other than Hopper
+// Files: stream.h             few rows of one matrix; chips other than Hopper
 //        tiles.h              all others on Hopper
 //        epilogue.h           its lanes' columns, and what becomes of their sums
 //        order.h              16-bit numbers of codes and rows for both; rows as the tiles take them

@@ -1,6 +1,7 @@
 // Numbers of 16 bits from what lies in memory: codes of weights in a lane's registers, eight k of a row of A. And whole
 // rows as the tiles (tiles.h) take them: sorted, in bfloat16, each 128 k in the order in which lanes hold codes. Scales of
 // blocks are multiplied in, by 2^-8: so the largest fits, and magnitudes below 2^-125 are rounded to a multiple of it.
+// A row of float16 is the sum of two in bfloat16, its neighbours: the tiles' rows and offsets are twice as many.
 #pragma once
 
 #include "../../common/cuda/mma.h"
@@ -111,6 +112,16 @@ __device__ inline void put_in_16_bits(RowPart& part) {
             part.words[i] = __byte_perm(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1], i / 2 ? 0x7632 : 0x5410);
     }
 }
+// float16 as a bfloat16 and what is left of it. Of infinity nothing is: some number will do.
+__device__ inline void put_apart(RowPart& part, RowPart& rest) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const f32x2 v = Pairs<DType::f16>::widen(part.words[i]);
+        part.words[i] = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
+        const f32x2 high = Pairs<DType::bf16>::widen(part.words[i]);
+        rest.words[i] = Pairs<DType::bf16>::round({fmaxf(v.x - high.x, -512.0f), fmaxf(v.y - high.y, -512.0f)});
+    }
+}
 // The order in which Weights<fp8> has pairs.
 template <bool fp8>
 __device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
@@ -124,6 +135,9 @@ __device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
 // --- the tiles' rows ---
 
 constexpr int kOrdered = 128, kOrderThreads = 256;  // k that are permuted at once
+
+// A row's rows in bfloat16.
+ROCM_FP8_HD constexpr int rows_of(DType format_a) { return format_a == DType::f16 ? 2 : 1; }
 
 // Lane t of four gets word t of each of them, whose lanes are 4 t apart.
 __device__ inline void transpose(uint32_t (&words)[4], int t) {
@@ -140,8 +154,9 @@ __device__ inline void transpose(uint32_t (&words)[4], int t) {
 // i = 0 to 3, or (0, 2), (1, 3), (4, 6), (5, 7) of two words of FP8.
 // Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
 // Here a lane has the same eight of the same block of a row. It gives each of the four lanes of that eight a pair.
+// offsets: where those of the ordered rows go, or nullptr where they are a's.
 template <DType format, bool aligned>
-__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
+__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride, int32_t* offsets) {
     constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -155,6 +170,10 @@ __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* 
     const uint8_t* const exponents =
         static_cast<const uint8_t*>(a.scale_a.data) + (inside ? k / kMxBlock * a.scale_a.block_stride : 0);
     to += int64_t(group) * kOrdered * 2 + w * 64 + t * 16;
+    constexpr int kRows = rows_of(format);
+    if (offsets && blockIdx.x == 0) {
+        for (int i = int(threadIdx.x); i <= int(a.groups); i += kOrderThreads) offsets[i] = kRows * first_row(a, i);
+    }
     // All lanes of a warp go on together. Several rows are on their way at once: there is no branch around a load.
     for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += int64_t(step) * kAtOnce) {
         int64_t rows[kAtOnce];
@@ -174,7 +193,6 @@ __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* 
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            uint32_t pairs[4];
             RowPart& part = parts[i];
             put_in_16_bits<format>(part);
             if (format != DType::bf16 && scaled) {
@@ -182,11 +200,19 @@ __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* 
                 for (uint32_t& word : part.words) word = Pairs<DType::bf16>::scaled(word, by);
             }
             if (!inside) part = {};
-            if (of_fp8) put_in_pairs<true>(part, pairs);
-            else put_in_pairs<false>(part, pairs);
-            transpose(pairs, t);
-            if (rows[i] < live)
-                *reinterpret_cast<uint4*>(to + rows[i] * stride) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+            RowPart rest;
+            if constexpr (kRows > 1) put_apart(part, rest);
+#pragma unroll
+            for (int of_row = 0; of_row < kRows; ++of_row) {
+                uint32_t pairs[4];
+                const RowPart& put = of_row ? rest : part;
+                if (of_fp8) put_in_pairs<true>(put, pairs);
+                else put_in_pairs<false>(put, pairs);
+                transpose(pairs, t);
+                if (rows[i] < live)
+                    *reinterpret_cast<uint4*>(to + (rows[i] * kRows + of_row) * stride) = {pairs[0], pairs[1], pairs[2],
+                                                                                           pairs[3]};
+            }
         }
     }
 }

@@ -313,16 +313,6 @@ class Stream {
                               {narrow[n][half], narrow[n][half + 1]});
         }
     }
-    // float16 as a bfloat16 and what is left of it. Of infinity nothing is: some number will do.
-    static __device__ void put_apart(RowPart& part, RowPart& rest) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const f32x2 v = Pairs<DType::f16>::widen(part.words[i]);
-            part.words[i] = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
-            const f32x2 high = Pairs<DType::bf16>::widen(part.words[i]);
-            rest.words[i] = Pairs<DType::bf16>::round({fmaxf(v.x - high.x, -512.0f), fmaxf(v.y - high.y, -512.0f)});
-        }
-    }
 };
 
 // On a multiprocessor.

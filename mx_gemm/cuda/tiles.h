@@ -1,4 +1,4 @@
-// MXFP4 and MXFP8 weights beside rows of any type but float16, on Hopper: wgmma with weights from registers.
+// MXFP4 and MXFP8 weights beside rows of any type, on Hopper: wgmma with weights from registers.
 //
 //     HBM, L2 --> order: rows, sorted and in bfloat16, each 128 k in the order in which lanes hold codes --> memory
 //     HBM, L2 --> TMA: 128 bytes of up to 192 columns of codes, and as many k of kRows rows --> ring
@@ -313,9 +313,9 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
 
 // Whether it is for these operands, on this chip.
 inline bool tiles_fit(const Args& a, const Chip& chip) {
-    return chip.capability == 90 && a.format_a != DType::f16 &&
+    return chip.capability == 90 &&
            tma_takes({a.b.data, a.n, a.bytes_of(a.format_b), a.b.row_stride, 0, 0, a.groups, a.b.group_stride}) &&
-           a.k < int64_t(1) << 30 && a.m < int64_t(1) << 31 &&
+           a.k < int64_t(1) << 30 && a.m * rows_of(a.format_a) < int64_t(1) << 31 &&
            a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
 }
 
@@ -353,19 +353,30 @@ Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chi
                          parts);
 }
 
-inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) {
-    const int64_t across = ceil_div(a.k, kOrdered), stride = across * kOrdered * 2;
-    auto* const ordered = static_cast<uint8_t*>(on.scratch(on.context, a.m * stride));
+inline Status launch_tiles(const Args& given, const Chip& chip, const Executor& on) {
+    const int of_row = rows_of(given.format_a);
+    const int64_t across = ceil_div(given.k, kOrdered), stride = across * kOrdered * 2,
+                  bytes = given.m * of_row * stride,
+                  of_offsets = of_row > 1 && given.offsets ? (given.groups + 1) * int64_t(sizeof(int32_t)) : 0;
+    auto* const ordered = static_cast<uint8_t*>(on.scratch(on.context, bytes + of_offsets));
     if (!ordered) return {"no memory for the ordered rows"};
+    auto* const offsets = of_offsets ? reinterpret_cast<int32_t*>(ordered + bytes) : nullptr;
+    Args a = given;  // of the ordered rows
+    a.m *= of_row, a.expected *= of_row;
+    if (offsets) a.offsets = offsets;
     constexpr int kPerUnit = 8, kRowsOfCta = kOrderThreads / (kOrdered / 8);
-    const int64_t down = ceil_div(a.m, kRowsOfCta), most = ceil_div(int64_t(chip.multiprocessors) * kPerUnit, across);
+    const int64_t down = ceil_div(given.m, kRowsOfCta),
+                  most = ceil_div(int64_t(chip.multiprocessors) * kPerUnit, across);
     const bool aligned = rows_aligned(a.a.data, a.a.row_stride, int(a.bytes_of(a.format_a) * 8 / a.k));
     const auto of = [&]<DType type>() { return aligned ? mx_gemm_order<type, true> : mx_gemm_order<type, false>; };
     const auto order = a.format_a == DType::bf16   ? of.template operator()<DType::bf16>()
+                       : a.format_a == DType::f16  ? of.template operator()<DType::f16>()
                        : a.format_a == DType::e2m1 ? of.template operator()<DType::e2m1>()
                                                    : of.template operator()<DType::e4m3fn>();
     const int64_t ctas = across * (down < most ? down : most);
-    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
+    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, given, ordered, stride, offsets);
+        !s.ok())
+        return s;
     const auto start = [&]<int height, int together>() {
         const auto launch = a.format_b == DType::e2m1 ? launch_form<Form<height, together, DType::e2m1>>
                                                       : launch_form<Form<height, together, DType::e4m3fn>>;
