@@ -49,11 +49,11 @@ CHANGES = {
     "longcat_flash": dict(head_dim=16, num_layers=2),
     "zaya": dict(num_experts_per_tok=1),
 }
-# transformers 5.19 and 5.24 make no model of the first two's default configurations. Of the third 5.19 does not compute
-# what it has saved.
-_BROKEN = {"dbrx", "nemotron_h"} | (
-    {"deepseek_v4"} if version.parse(transformers.__version__) < version.parse("5.24") else set()
-)
+# transformers 5.19 and 5.24 make no model of the first two's default configurations. 5.19 does not compute what it has
+# saved of DeepSeek-V4, 5.17 nothing of Doge.
+_SINCE = {"deepseek_v4": "5.24", "doge": "5.19"}
+_VERSION = version.parse(transformers.__version__)
+_BROKEN = {"dbrx", "nemotron_h"} | {kind for kind, since in _SINCE.items() if version.parse(since) > _VERSION}
 
 
 def _has_experts(kind: str) -> bool:

@@ -52,8 +52,8 @@ def cut_off(tensors: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("granularity", ["channel", "block"])
 @pytest.mark.parametrize("kind", kinds())
-def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity):
-    original, ids = model(kind, generator), tokens(generator, 2, 9)
+def test_what_is_written_is_read(kernel, device, generator, tmp_path, kind, granularity):
+    original, ids = model(kind, generator).to(device), tokens(generator, 2, 9, device)
     numbers = copied_state(original)
     made, folder = quantised(kernel, original, granularity), tmp_path / "fp8"
     try:
@@ -62,9 +62,10 @@ def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity)
         refused = REFUSED.get(kind, SMALLER if granularity == "block" else "nothing")
         assert refused in str(error)
         return
-    assert kind not in REFUSED
+    # Aria had experts of another kind, which stay as they are, up to transformers 5.17.
+    assert kind not in REFUSED or not any(hasattr(each, "gate_up_scale") for each in made.modules())
 
-    loaded = kernel.quantization.load_quantized(folder)
+    loaded = kernel.quantization.load_quantized(folder, device)
     assert_same_state(loaded, made)
     assert same_bytes(logits(loaded, ids), logits(made, ids))
 
@@ -77,9 +78,9 @@ def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity)
     assert not seen["missing_keys"] and not seen["unexpected_keys"] and not seen["mismatched_keys"]
     if granularity == "block" and "compressed-tensors" in (folder / "config.json").read_text():
         with pytest.raises(RuntimeError):  # blocks that are cut off: loud
-            logits(theirs, ids)
+            logits(theirs.to(device), ids)
         return
-    logits(theirs, ids)  # which makes compressed-tensors decompress
+    logits(theirs.to(device), ids)  # which makes compressed-tensors decompress
     found = theirs.state_dict()
     for name, value in numbers.items():
         assert torch.equal(found[name], value) or distance(found[name], value) <= ROUNDED, name

@@ -43,13 +43,13 @@ MODELS = {
 FP8_NOISE = 0.35
 
 
-def made(kind, generator: torch.Generator) -> torch.nn.Module:
+def made(kind, generator: torch.Generator, device: torch.device) -> torch.nn.Module:
     of = AutoModelForSeq2SeqLM if kind.is_encoder_decoder else AutoModelForCausalLM
     model = of.from_config(kind, dtype=torch.bfloat16)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name and "shared" not in name:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def called(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -64,11 +64,11 @@ def of_linear(name: str) -> str:
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_linear_whose_weight_is_read_stays(kernel, generator, name, activations):
+def test_a_linear_whose_weight_is_read_stays(kernel, device, generator, name, activations):
     kind, stay = MODELS[name]
     if activations == "static" and kind.is_encoder_decoder:
         pytest.skip("calibration runs a model on input_ids alone")
-    model, ids = made(kind, generator), tokens(generator, 2, 9)
+    model, ids = made(kind, generator, device), tokens(generator, 2, 9, device)
     linears = {of_linear(each) for each, module in model.named_modules() if type(module) is torch.nn.Linear}
     stay = stay - ({"feed_forward.router"} - linears)  # since transformers 5.24 Jamba's is a module of its own
     wanted = called(model, ids)
@@ -87,9 +87,9 @@ def test_a_linear_whose_weight_is_read_stays(kernel, generator, name, activation
         assert f"{each} " in said and "stays as it is" in said and "reads its weight" in said
 
 
-def test_an_int8_model_keeps_them_too(kernel, generator):
+def test_an_int8_model_keeps_them_too(kernel, device, generator):
     kind, stay = MODELS["mamba"]
-    model, ids = made(kind, generator), tokens(generator, 2, 9)
+    model, ids = made(kind, generator, device), tokens(generator, 2, 9, device)
     wanted = called(model, ids)
     with pytest.warns(UserWarning, match=r"mixer\.dt_proj stays as it is, because MambaMixer reads its weight"):
         kernel.smoothquant.quantize(model, activations="dynamic", alpha=None)
@@ -122,12 +122,27 @@ class Reads(torch.nn.Module):
         return linear(x)
 
 
+class Experts(torch.nn.Module):
+    """Chooses by `scores`, directly and in a method; what comes of `x` by a weight of its own is no score."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Linear(8, 8)
+
+    def forward(self, x, scores, more=None):
+        _, chosen = self.choose(scores.float())
+        return self.weight(x).topk(1).values.sum() + chosen.sum() + more.argmax(-1).sum()
+
+    def choose(self, scores):
+        return torch.topk(scores, 2)
+
+
 class Chooses(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        for name in ("scores", "by_method", "by_weight", "before", "value", "attended"):
+        for name in ("scores", "by_method", "by_weight", "before", "value", "attended", "given", "named", "multiplied"):
             self.add_module(name, torch.nn.Linear(8, 8))
-        self.weighs = torch.nn.Linear(8, 1)
+        self.weighs, self.experts = torch.nn.Linear(8, 1), Experts()
 
     def forward(self, x):
         logits = torch.nn.functional.softmax(self.scores(self.before(x)).float(), dim=-1)
@@ -135,6 +150,7 @@ class Chooses(torch.nn.Module):
         more = self.choose(self.by_method(x))
         most = torch.nn.functional.linear(x, self.by_weight.weight).argmax(-1)
         products = torch.matmul(self.attended(x), x.mT).topk(1)
+        more = more + self.experts(self.multiplied(x), self.given(x), more=self.named(x).sigmoid())
         return self.weighs(x) * self.value(x) * weights.sum() + chosen.sum() + more + most + products.values.sum()
 
     def choose(self, scores):
@@ -145,4 +161,5 @@ class Chooses(torch.nn.Module):
 def test_what_is_read_and_what_chooses(kernel):
     source = importlib.import_module(kernel.quantization.__name__ + ".source")
     assert set(source.readers(Reads())) == {"cast", "operand", "given", "inner.0", "aliased", "by_name"}
-    assert set(source.choosers(Chooses())) == {"scores", "by_method", "by_weight", "weighs"}
+    found = {"scores", "by_method", "by_weight", "weighs", "given", "named", "experts.weight"}
+    assert set(source.choosers(Chooses())) == found

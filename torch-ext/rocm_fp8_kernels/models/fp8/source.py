@@ -4,6 +4,7 @@
     self.dt_proj.weight @ x         Mamba: the weight is an operand
     self.run(self.proj, x)          the linear is handed on
     self.gate(x) ... topk           the linear's result chooses: experts, above all
+    self.experts(x, self.gate(x))   so it does where the other module's forward chooses by it
 
 A linear whose weight is read keeps its type, since an FP8 weight would be taken for numbers in that type. One that
 chooses keeps it, since a rounded score sends a token elsewhere. What a class's code says is found once a class; to
@@ -57,9 +58,18 @@ class _Origin(NamedTuple):
 Came = frozenset[_Origin] | set[_Origin]
 
 
+class _Given(NamedTuple):
+    """A result that another module's forward is given: as which of its arguments, by number or by name."""
+
+    chain: Chain
+    argument: int | str
+    origin: _Origin
+
+
 class _Uses(NamedTuple):
     read: frozenset[_Origin]  # whose weight is read, or that are handed on
     choose: frozenset[_Origin]
+    give: frozenset[_Given]
 
 
 def readers(model: torch.nn.Module) -> dict[str, str]:
@@ -89,7 +99,7 @@ def _found(model: torch.nn.Module, what: str) -> dict[str, str]:
     found = {}
     for module in model.modules():
         kind = type(module)
-        for origin in getattr(_uses(kind), what):
+        for origin in getattr(_uses(kind), what) | (_given_to_choosers(module) if what == "choose" else set()):
             if any(_multiplies(each) for chain in origin.through for each in _resolved(module, chain)):
                 continue
             for each in _resolved(module, origin.chain):
@@ -98,6 +108,12 @@ def _found(model: torch.nn.Module, what: str) -> dict[str, str]:
                 if each in linears or (what == "choose" and len(linears) <= _OF_A_SMALL_MLP):
                     found |= {names[id(linear)]: kind.__name__ for linear in linears}
     return found
+
+
+def _given_to_choosers(module: torch.nn.Module) -> set[_Origin]:
+    """Results by which a module that is given them chooses."""
+    takers = ((each, type(taker)) for each in _uses(type(module)).give for taker in _resolved(module, each.chain))
+    return {given.origin for given, kind in takers if given.argument in _choosing_arguments(kind)}
 
 
 def _multiplies(module: torch.nn.Module) -> bool:
@@ -119,6 +135,31 @@ def _resolved(module: torch.nn.Module, chain: Chain) -> list[torch.nn.Module]:
 @functools.cache
 def _uses(kind: type) -> _Uses:
     """Of the code of a class, what it inherits included, but for torch's own."""
+    functions, read, choose, give = _functions(kind), set(), set(), set()
+    for name, function in functions.items():
+        if not name.startswith(_NOT_OF_CALLS):
+            flow = _Flow(functions)
+            flow.run(function, {})
+            read |= flow.read
+            choose |= flow.choose
+            give |= flow.give
+    return _Uses(frozenset(read), frozenset(choose), frozenset(give))
+
+
+@functools.cache
+def _choosing_arguments(kind: type) -> frozenset[int | str]:
+    """Those of a class's forward by which it chooses, by number and by name."""
+    functions = _functions(kind)
+    if "forward" not in functions:
+        return frozenset()
+    names = [each.arg for each in functions["forward"].args.args][1:]
+    flow = _Flow(functions)
+    flow.run(functions["forward"], {name: {_Origin(("", name))} for name in names})
+    found = {each.chain[1] for each in flow.choose if each.chain[0] == "" and not each.through}
+    return frozenset(found | {names.index(name) for name in found})
+
+
+def _functions(kind: type) -> dict[str, ast.FunctionDef]:
     functions: dict[str, ast.FunctionDef] = {}
     for each in kind.__mro__:
         if _is_a_base(each.__module__):
@@ -126,15 +167,7 @@ def _uses(kind: type) -> _Uses:
         for name, value in vars(each).items():
             if name not in functions and (parsed := _parsed(value)) is not None:
                 functions[name] = parsed
-    read: set[_Origin] = set()
-    choose: set[_Origin] = set()
-    for name, function in functions.items():
-        if not name.startswith(_NOT_OF_CALLS):
-            flow = _Flow(functions)
-            flow.run(function, {})
-            read |= flow.read
-            choose |= flow.choose
-    return _Uses(frozenset(read), frozenset(choose))
+    return functions
 
 
 def _is_a_base(module: str) -> bool:
@@ -164,6 +197,7 @@ class _Flow:
         self._perhaps = 0  # how many branches and loops the line is in
         self.read: set[_Origin] = set()
         self.choose: set[_Origin] = set()
+        self.give: set[_Given] = set()
 
     def run(self, function: ast.FunctionDef, given: dict[str, Came]) -> Came:
         """given: of parameters. Returns: of the result."""
@@ -286,6 +320,8 @@ class _Flow:
             return self._method(self._functions[name], call, of_each, scope)
         chain = self._chain(function, scope)
         if (chain and chain[0] != "?") or (isinstance(function, ast.Name) and function.id in scope.stands):
+            names = [*range(len(call.args)), *(each.arg for each in call.keywords)]
+            self.give |= {_Given(chain, name, each) for name, came in zip(names, of_each) for each in came if chain}
             # A module. If it has no weights, what it makes of scores are scores.
             return {_Origin(chain), *(_Origin(each.chain, each.through | {chain}) for each in came)}
         if name == "linear" and len(call.args) > 1:
