@@ -26,7 +26,8 @@ KINDS = tuple(
 def values(t: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """float64 of codes (uint8: two a byte) or numbers, times their blocks', their row's or the tensor's scale."""
     if t.dtype == torch.uint8:
-        t = torch.stack([NUMBERS[(t & 15).long()], NUMBERS[(t >> 4).long()]], -1).flatten(-2)
+        numbers = NUMBERS.to(t.device)
+        t = torch.stack([numbers[(t & 15).long()], numbers[(t >> 4).long()]], -1).flatten(-2)
     t = t.float().double() if t.dtype != torch.float64 else t
     if scale is None:
         return t

@@ -76,7 +76,7 @@ def test_a_fused_model_computes_what_it_should(kernel, device, generator, tmp_pa
     assert len(fp8_linears(kernel, model)) == 8 and list(linears(model)) == ["lm_head"]
 
     wanted = logits(definition(kernel, original, model, tmp_path / "fp8", activations), ids)
-    assert distance(logits(model, ids), wanted) <= LIMIT[activations]
+    assert distance(logits(model, ids), wanted) <= LIMIT[activations] * near(device) / NEAR
     # FP8 rounds to a 2^-5 of an operand's size, root mean square: about 0.1 after eight products of two.
     assert 0 < distance(wanted, logits(original, ids)) < 0.2
 
@@ -114,8 +114,8 @@ def test_a_window_is_seen(kernel, device, generator):
 
 
 @pytest.mark.parametrize("name", [*FUSED, *MODELS])
-def test_the_classes_survive_copies(kernel, generator, name):
-    model = any_model(name, generator)
+def test_the_classes_survive_copies(kernel, device, generator, name):
+    model = any_model(name, generator, device)
     kernel.quantization.quantize(model, activations="dynamic", granularity="block")
     layer = model.model.layers[1]
     for part in (layer, layer.self_attn, layer.mlp, *([layer.mlp.gate] if name in MODELS else [])):
@@ -123,7 +123,7 @@ def test_the_classes_survive_copies(kernel, generator, name):
     file = io.BytesIO()
     torch.save(layer.mlp, file)  # attention cannot be: transformers' own holds a class without a name
     file.seek(0)
-    read, ids = torch.load(file, weights_only=False), tokens(generator, 1, 12)
+    read, ids = torch.load(file, weights_only=False), tokens(generator, 1, 12, device)
     x = model.model.embed_tokens(ids)
     assert type(read) is type(layer.mlp) and same_bytes(read(x), layer.mlp(x))
     twice = copy.deepcopy(copy.deepcopy(model))

@@ -153,10 +153,10 @@ def in_blocks(kernel, loaded):
     return kernelized(kernel, model)
 
 
-def bits_of(logits: torch.Tensor, ids: torch.Tensor, half: int) -> float:
-    """A byte of the second half."""
+def bits_of(logits: torch.Tensor, ids: torch.Tensor, half: int) -> torch.Tensor:
+    """Of each byte of the second half."""
     scored = logits[:, half - 1 : -1].float().log_softmax(-1).gather(-1, ids[:, half:, None])
-    return -scored.mean().item() / 0.6931471805599453
+    return -scored / 0.6931471805599453
 
 
 def test_decoding_with_a_latent_cache_is_teacher_forced_alike(kernel, device, in_blocks, held_out):
@@ -168,7 +168,9 @@ def test_decoding_with_a_latent_cache_is_teacher_forced_alike(kernel, device, in
         parts = [in_blocks(ids[:, :half], past_key_values=cache).logits]
         parts += [in_blocks(ids[:, n : n + 1], past_key_values=cache).logits for n in range(half, ids.shape[1])]
         whole = in_blocks(ids, use_cache=False).logits
-    assert abs(bits_of(torch.cat(parts, dim=1), ids, half) - bits_of(whole, ids, half)) < 0.005
+    off = bits_of(torch.cat(parts, dim=1), ids, half) - bits_of(whole, ids, half)
+    # .09 bits a byte (root mean square) by the order of sums; the mean by four deviations.
+    assert off.square().mean() < 0.15**2 and abs(off.mean()) < 4 * 0.09 / off.numel() ** 0.5
 
 
 def test_a_latent_cache_in_fp8_keeps_the_quality(kernel, device, in_blocks, held_out):
@@ -180,6 +182,6 @@ def test_a_latent_cache_in_fp8_keeps_the_quality(kernel, device, in_blocks, held
             cache = kernel.quantization.latent_cache(in_blocks.config, ids.shape[1], fp8=fp8)
             parts = [in_blocks(part, past_key_values=cache).logits for part in (ids[:, :half], ids[:, half:])]
             logits.append(torch.cat(parts, dim=1))
-    bits = [bits_of(each, ids, half) for each in logits]
+    bits = [bits_of(each, ids, half).mean() for each in logits]
     equal = (logits[0][:, half:].argmax(-1) == logits[1][:, half:].argmax(-1)).float().mean().item()
     assert abs(bits[0] - bits[1]) < 0.005 and equal > 0.97

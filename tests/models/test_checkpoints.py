@@ -194,18 +194,17 @@ def test_the_configuration_is_compressed_tensors(kernel, quantized, tmp_path):
 
 
 @pytest.mark.parametrize("activations, granularity", SCHEMES)
-def test_transformers_reads_it(kernel, generator, tmp_path, granularity, activations):
+def test_transformers_reads_it(kernel, device, generator, tmp_path, granularity, activations):
     sizes = dict(VARIANTS["biases"])
     if granularity == "block":
         # compressed-tensors 0.17 tells blocks from channels by the scales' shape: two blocks either way at least.
         sizes |= dict(hidden_size=256, intermediate_size=512, num_attention_heads=2, num_key_value_heads=2)
-    model = llama(generator, **sizes)
-    ids = tokens(generator, 2, 24)
+    model, ids = llama(generator, device=device, **sizes), tokens(generator, 2, 24, device)
     quantize(kernel, model, [ids], activations, granularity=granularity, fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     # In float32, since in bfloat16 transformers rounds the scales to it.
     options = checkpoints.in_16_bits(tmp_path / "fp8")
-    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32, **options).eval()
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32, **options).to(device).eval()
     assert distance(logits(read, ids), logits(model, ids)) <= ANOTHER_DTYPE
     for ours, theirs in zip(model.model.layers, read.model.layers):  # decompressed by the call above
         for parent, names in JOINED.items():

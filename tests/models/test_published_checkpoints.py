@@ -73,9 +73,9 @@ MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 @pytest.mark.parametrize("names", ["published", "transformers"])
-def test_rules_with_names_of_before(kernel, generator, tmp_path, names):
+def test_rules_with_names_of_before(kernel, device, generator, tmp_path, names):
     """Mixtral's published rules say block_sparse_moe, transformers' modules are called mlp."""
-    made = saved(kernel, expert_model("mixtral", generator), tmp_path / "fp8")
+    made = saved(kernel, expert_model("mixtral", generator), tmp_path / "fp8").to(device)
     older = names == "published"
 
     def settings(found) -> None:
@@ -84,13 +84,13 @@ def test_rules_with_names_of_before(kernel, generator, tmp_path, names):
         assert len(found["modules_to_not_convert"]) == 3
 
     edit(tmp_path / "fp8", settings=settings)
-    found, ids = kernel.quantization.load_quantized(tmp_path / "fp8"), tokens(generator, 2, 9)
+    found, ids = kernel.quantization.load_quantized(tmp_path / "fp8", device), tokens(generator, 2, 9, device)
     assert same_bytes(logits(found, ids), logits(made, ids))
 
 
-def test_tensors_that_transformers_passes_over(kernel, generator, tmp_path):
+def test_tensors_that_transformers_passes_over(kernel, device, generator, tmp_path):
     """Qwen3-Next's and 3.5's mtp.*, at the top level."""
-    made = saved(kernel, expert_model("qwen3_next", generator), tmp_path / "fp8")
+    made = saved(kernel, expert_model("qwen3_next", generator), tmp_path / "fp8").to(device)
 
     def tensors(held) -> None:
         held["mtp.fc.weight"] = torch.ones(8, 8, dtype=torch.bfloat16)
@@ -98,8 +98,8 @@ def test_tensors_that_transformers_passes_over(kernel, generator, tmp_path):
 
     edit(tmp_path / "fp8", tensors)
     with pytest.warns(UserWarning, match=r"tensors that nothing here uses: mtp\.fc\.weight"):
-        found = kernel.quantization.load_quantized(tmp_path / "fp8")
-    ids = tokens(generator, 2, 9)
+        found = kernel.quantization.load_quantized(tmp_path / "fp8", device)
+    ids = tokens(generator, 2, 9, device)
     assert same_bytes(logits(found, ids), logits(made, ids))
     edit(tmp_path / "fp8", lambda held: held.update({"other.weight": torch.ones(8)}))
     with pytest.raises(ValueError, match=r"unknown tensor other\.weight"):
@@ -108,9 +108,9 @@ def test_tensors_that_transformers_passes_over(kernel, generator, tmp_path):
 
 @pytest.mark.parametrize("kind, name", [("deepseek_v32", "indexer.weights_proj"), ("jamba", "mamba.dt_proj")])
 @pytest.mark.parametrize("stored", ["in 16 bits", "in FP8"])
-def test_a_linear_that_code_reads_and_no_rule_names(kernel, generator, tmp_path, kind, name, stored):
+def test_a_linear_that_code_reads_and_no_rule_names(kernel, device, generator, tmp_path, kind, name, stored):
     """DeepSeek-V3.2's weights_proj is in bfloat16, and in no list. Whatever a file holds, the model has its numbers."""
-    made = saved(kernel, expert_model(kind, generator), tmp_path / "fp8", "channel")
+    made = saved(kernel, expert_model(kind, generator), tmp_path / "fp8", "channel").to(device)
     places = [each for each, module in made.named_modules() if each.endswith(name)]
     assert places and all(type(made.get_submodule(each)) is torch.nn.Linear for each in places)
 
@@ -125,22 +125,22 @@ def test_a_linear_that_code_reads_and_no_rule_names(kernel, generator, tmp_path,
         found["ignore"] = [each for each in found["ignore"] if each not in places]
 
     edit(tmp_path / "fp8", tensors, settings)
-    found = kernel.quantization.load_quantized(tmp_path / "fp8")
+    found = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     for each in places:
         module, own = found.get_submodule(each), made.get_submodule(each)
         assert type(module) is torch.nn.Linear
         far = (module.weight.float() - own.weight.float()).norm() / own.weight.float().norm()
         assert far == 0 if stored == "in 16 bits" else 0 < far < 2**-4.5
-    logits(found, tokens(generator, 2, 9))
+    logits(found, tokens(generator, 2, 9, device))
 
 
-def test_adapters_are_merged_first(kernel, generator, tmp_path):
+def test_adapters_are_merged_first(kernel, device, generator, tmp_path):
     """Names of PEFT's modules are read by nobody, and its layers cast their input to the dtype of a linear's weight."""
     adapted = peft.get_peft_model(llama(generator), peft.LoraConfig(target_modules=["q_proj"], r=4))
     for refused in (adapted, adapted.get_base_model()):
         with pytest.raises(ValueError, match=r"q_proj has an adapter that is not merged; merge_and_unload\(\)"):
             kernel.quantization.quantize(refused, activations="dynamic")
-    model = llama(generator, tie_word_embeddings=False)
+    model = llama(generator, device=device, tie_word_embeddings=False)
     kernel.quantization.quantize(model, activations="dynamic")
     on_the_head = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], r=4))
     with pytest.raises(ValueError, match=r"lm_head has an adapter that is not merged"):
@@ -148,6 +148,6 @@ def test_adapters_are_merged_first(kernel, generator, tmp_path):
     assert not (tmp_path / "fp8").exists()
     merged = on_the_head.merge_and_unload()
     kernel.quantization.save_quantized(merged, tmp_path / "fp8")
-    ids = tokens(generator, 2, 9)
-    assert same_bytes(logits(kernel.quantization.load_quantized(tmp_path / "fp8"), ids), logits(merged, ids))
+    found, ids = kernel.quantization.load_quantized(tmp_path / "fp8", device), tokens(generator, 2, 9, device)
+    assert same_bytes(logits(found, ids), logits(merged, ids))
     shutil.rmtree(tmp_path / "fp8")
