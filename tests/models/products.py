@@ -26,8 +26,8 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> torch.Tensor:
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """Float32 sums that are rounded once: what torch computes, in another order. Its own loops take 6 times as long, and
-    50 times where b lies row by row."""
+    """Float32 sums that are rounded once: what torch computes, in another order. Its own loops take 6 times as long,
+    and 50 times where b lies row by row."""
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield
         return
