@@ -3,12 +3,15 @@
 import os
 import signal
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.selection import green, split
+from tests.selection import green, leaves, split
 from tests.settings import SEED, SEED_VARIABLE
+
+UNCHANGED = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser) -> None:
@@ -27,17 +30,34 @@ def pytest_configure(config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def unchanged(config) -> list[str]:
+    """The groups of tests that the run leaves: asked for once, in the process that starts the workers."""
+    if UNCHANGED not in config.stash:
+        told = getattr(config, "workerinput", {}).get("unchanged")
+        config.stash[UNCHANGED] = told if told is not None else [] if config.getoption("--full") else green()
+    return config.stash[UNCHANGED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    node.workerinput["unchanged"] = unchanged(node.config)
+
+
+def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
+    return (collection_path.suffix == ".py" and leaves(collection_path, unchanged(config), config.args)) or None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items) -> None:
     if not config.getoption("--full"):
-        items[:], left = split(items, config.args)
+        items[:], left = split(items)
         config.hook.pytest_deselected(items=left)
 
 
 def pytest_report_header(config) -> list[str]:
     lines = [f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"]
-    if unchanged := [] if config.getoption("--full") else green():
-        lines.append(f"left, since nothing that they depend on has changed: {', '.join(unchanged)}")
+    if unchanged(config):
+        lines.append(f"left, since nothing that they depend on has changed: {', '.join(unchanged(config))}")
     return lines
 
 

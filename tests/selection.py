@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,20 +192,20 @@ def covering(cases: Sequence[Mapping[str, Hashable]], pairs: bool = False) -> li
     return sorted(taken)
 
 
-def split(items: list, named: Sequence[str] = ()) -> tuple[list, list]:
-    """Of the tests that pytest has collected (those that a run takes, those that it leaves). named: its arguments."""
+def leaves(file: Path, unchanged: Collection[str], named: Sequence[str]) -> bool:
+    """Whether a run leaves a file: all its groups are unchanged. named: pytest's arguments."""
+    of_groups = {name for name, group in GROUPS.items() if group.has(file)}
+    return 0 < len(of_groups) == len(of_groups & {*unchanged}) and not any(
+        file == Path(each.partition("::")[0]).resolve() for each in named
+    )
+
+
+def split(items: list) -> tuple[list, list]:
+    """Of the tests that pytest has collected (those that a run takes, those that it leaves)."""
     tests: dict[str, list] = {}
     left = set()
-    files = {Path(each.partition("::")[0]).resolve() for each in named}
-    unchanged = set(green())
-
-    @functools.cache
-    def is_left(path: Path) -> bool:
-        of_groups = {name for name, group in GROUPS.items() if group.has(path)}
-        return bool(of_groups) and of_groups <= unchanged and path not in files
-
     for item in items:
-        if item.get_closest_marker("full") or is_left(item.path):
+        if item.get_closest_marker("full"):
             left.add(item.nodeid)
         elif item.get_closest_marker("covering") and hasattr(item, "callspec"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)

@@ -13,6 +13,8 @@ from problems.tiny_llama import drawn, kernelized, llama, quantize, tokens
 from problems.tiny_models import OPT
 from tests.tools.fake_gpu import gpu
 
+from .products import in_float32
+
 
 @pytest.fixture
 def calls(kernel, monkeypatch) -> list[str]:
@@ -64,6 +66,13 @@ def e4m3fn(formats) -> torch.dtype:
     if torch.float8_e4m3fn not in formats:
         pytest.skip("not this device's FP8 format")
     return torch.float8_e4m3fn
+
+
+@pytest.fixture(scope="module")
+def fast_products():
+    """Of models in bfloat16, where torch's own products take most of the time."""
+    with in_float32():
+        yield
 
 
 @pytest.fixture

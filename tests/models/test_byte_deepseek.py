@@ -14,6 +14,8 @@ from problems.tiny_llama import kernelized
 
 from .byte_mixtures import assert_one_mlp_is_the_experts, quality_of, streams, with_inputs
 
+pytestmark = pytest.mark.usefixtures("fast_products")
+
 CHECKPOINT = text.DEEPSEEK.checkpoint
 TINY = dict(
     hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=1,

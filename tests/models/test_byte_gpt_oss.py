@@ -17,6 +17,8 @@ from problems.tiny_llama import kernelized
 
 from .byte_mixtures import assert_one_mlp_is_the_experts, quality_of, streams, with_inputs
 
+pytestmark = pytest.mark.usefixtures("fast_products")
+
 CHECKPOINT = text.GPT_OSS.checkpoint
 TINY = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1)
 

@@ -16,6 +16,8 @@ from tests.settings import ROOT, need_stdlib
 
 need_stdlib()
 
+pytestmark = pytest.mark.usefixtures("fast_products")
+
 DEMO = [sys.executable, "-m", "examples.demo"]
 SHORT = ["--skip-operators", "--tokens", "8", "--windows", "1"]
 CONTEXT = 4096
@@ -91,8 +93,8 @@ def figures(output: str) -> tuple[dict[str, tuple[float, float]], float]:
     return rows, float(equal.split()[3].rstrip("%")) / 100
 
 
-def test_the_byte_level_llama(kernel, device, tmp_path):
-    result = demo(*SHORT, "--device", device.type, "--prompt", "import os\nimport sy", folder=tmp_path)
+def test_the_byte_level_llama(kernel, called, device, tmp_path):
+    result = called(*SHORT, "--device", device.type, "--prompt", "import os\nimport sy", folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Prompt:\nimport os\nimport sy\n" in result.stdout and kernel.__name__ in result.stdout
     before, fp8 = (result.stdout.split(f"--- {name}:\n")[1].splitlines()[0] for name in ("bfloat16", "FP8"))
@@ -134,10 +136,10 @@ def test_the_byte_level_deepseek(kernel, called, device, tmp_path):
     assert (tmp_path / "out" / "deepseek.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_another_llama_with_a_prompt_from_a_file(kernel, called, device, models, tmp_path):
+def test_another_llama_with_a_prompt_from_a_file(device, models, tmp_path):
     (tmp_path / "prompt.txt").write_text("größer = 2\n", encoding="utf-8")
     arguments = ["--model", str(models / "llama"), "--prompt-file", "prompt.txt", "--granularity", "tensor"]
-    result = called(*SHORT, "--device", device.type, *arguments, folder=tmp_path)
+    result = demo(*SHORT, "--device", device.type, *arguments, folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Prompt:\ngrößer = 2\n" in result.stdout and "scales per tensor" in result.stdout
     assert result.stdout.index("--- bfloat16:") < result.stdout.index("--- FP8:")
@@ -174,7 +176,7 @@ def test_prompts_that_are_none(called, tmp_path, case):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "empty.txt").touch()
     arguments, parts = PROMPT_ERRORS[case]
-    result = (demo if case == "missing" else called)(*SHORT, *arguments, folder=tmp_path)
+    result = called(*SHORT, *arguments, folder=tmp_path)
     assert_one_line(result, *parts)
     assert result.stdout == ""  # before any work
 
@@ -201,10 +203,10 @@ def test_a_hub_model_without_the_network(device, tmp_path):
     assert_one_line(result, "couldn't")
 
 
-def test_no_build(tmp_path):
+def test_no_build(called, monkeypatch, tmp_path):
     (tmp_path / "nothing").mkdir()
-    local = f"rocm-fp8-kernels/rocm-fp8-kernels={tmp_path / 'nothing'}"
-    result = demo(*SHORT, "--prompt", "a", folder=tmp_path, LOCAL_KERNELS=local)
+    monkeypatch.setenv("LOCAL_KERNELS", f"rocm-fp8-kernels/rocm-fp8-kernels={tmp_path / 'nothing'}")
+    result = called(*SHORT, "--prompt", "a", folder=tmp_path)
     assert_one_line(result, "no build of the kernels", "make build", "nothing")
 
 
@@ -238,7 +240,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(device, models, tmp_path)
         pytest.skip("a GPU may be done before the signal comes")
     # With the operators and their plot still to come; 4000 tokens leave seconds for the signal.
     arguments = ["--model", str(models / "llama"), "--prompt", "a", "--tokens", "4000", "--output", "pictures"]
-    arguments += ["--device", "cpu"]
+    arguments += ["--device", "cpu", "--activations", "dynamic"]
     with started(*arguments, folder=tmp_path) as process:
         for line in process.stdout:
             if line.startswith("Prompt:"):
@@ -253,6 +255,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(device, models, tmp_path)
 def test_a_reader_that_leaves_is_no_error(device, models, tmp_path, buffering):
     # A buffered demo meets the closed end of the pipe only when it exits.
     arguments = [*SHORT, "--device", device.type, "--model", str(models / "llama"), "--prompt", "a"]
+    arguments += ["--activations", "dynamic"]  # sooner, as nothing is calibrated
     with started(*arguments, folder=tmp_path, PYTHONUNBUFFERED=buffering) as process:
         process.stdout.close()
         errors = process.stderr.read()

@@ -381,7 +381,7 @@ def test_a_call_that_forgets_no_grad(kernel, device, generator):
 
 def test_by_reference(kernel, device, generator, calls, fresh_graphs):
     """Nested, after an error, in a compiled model: which is compiled anew, and takes the operators afterwards."""
-    model = quantize(kernel, llama(generator, device=device), [], "dynamic")
+    model = quantize(kernel, llama(generator, device=device, num_hidden_layers=1), [], "dynamic")
     ids = tokens(generator, 2, 20, device)
     wanted = logits(model, ids)
     compiled = torch.compile(model, backend="aot_eager")

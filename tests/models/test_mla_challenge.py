@@ -5,6 +5,8 @@ import torch
 
 from examples.mla_challenge import LATENT, MOST, ROPE, Step, Weights, plain_step
 
+pytestmark = pytest.mark.usefixtures("fast_products")
+
 
 def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """The challenge's own: rtol 2e-2, atol 8e-3."""

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,14 +97,12 @@ def test_without_git_no_group_is_left(tmp_path, monkeypatch):
     assert selection.green() == []
 
 
-def test_another_seed_takes_the_same_tests():
+def test_another_seed_takes_the_same_tests(forked):
     """Cases that stand for a product are no draw (SAMPLE in problems/pairwise.py)."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/operators"]
-    runs = [
-        subprocess.Popen(command, cwd=ROOT, env=os.environ | {SEED_VARIABLE: seed}, stdout=subprocess.PIPE, text=True)
-        for seed in ("1", "2")
-    ]
-    one, other = ([line for line in run.communicate()[0].splitlines() if "::" in line] for run in runs)
+    options = ["--collect-only", "-q", "--assert=plain", "-p", "no:cacheprovider"]
+    program = f"import pytest\nraise SystemExit(pytest.main([*{options}, 'tests/operators']))"
+    runs = [forked(program, **{SEED_VARIABLE: seed}) for seed in ("1", "2")]
+    one, other = ([line for line in run.splitlines() if "::" in line] for run in runs)
     assert one == other and len(one) > 1000
 
 

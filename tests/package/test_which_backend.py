@@ -1,13 +1,18 @@
 """Which variant of the package is loaded, and which tests run on it."""
 
-import subprocess
-import sys
+import os
 
 import pytest
 import torch
 
 from scripts import load
-from tests.settings import ROOT
+from tests.forked import start
+
+PYTEST = """
+import sys, pytest
+options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "--backend", "cpu"]
+raise SystemExit(pytest.main([*options, *sys.argv[1:]]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -26,21 +31,14 @@ def test_the_gpus_where_there_is_one(monkeypatch, gpu, hip, wanted):
 
 def test_a_backend_asked_for_runs_what_loads_the_package_alone():
     """Of two files: one that loads the package and one that does not."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--backend", "cpu"]
     files = ["tests/operators/test_swiglu.py", "tests/package/test_build.py"]
-    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
-    assert {line.split("::")[0] for line in run.stdout.splitlines() if "::" in line} == {files[0]}
+    run = start(PYTEST, {**os.environ}, arguments=["--collect-only", *files]).wait()
+    assert run.returncode == 0, run.out
+    assert {line.split("::")[0] for line in run.out.splitlines() if "::" in line} == {files[0]}
 
 
 def test_a_backend_that_is_not_built_is_named(tmp_path):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--backend", "cpu"]
-    run = subprocess.run(
-        [*command, "tests/operators/test_swiglu.py", "-k", "test_gates_at_the_edge"],
-        cwd=ROOT,
-        env=load.os.environ | {"LOCAL_KERNELS": f"{load.REPO_ID}={tmp_path}"},
-        capture_output=True,
-        text=True,
-    )
+    arguments = ["tests/operators/test_swiglu.py", "-k", "test_gates_at_the_edge"]
+    run = start(PYTEST, os.environ | {"LOCAL_KERNELS": f"{load.REPO_ID}={tmp_path}"}, arguments=arguments).wait()
     assert run.returncode == 1
-    assert "no build to test" in run.stdout and "scripts/build.py --backend cpu" in run.stdout
+    assert "no build to test" in run.out and "scripts/build.py --backend cpu" in run.out
