@@ -199,6 +199,9 @@ void cuda_mla_config(int hopper, int format, int64_t batch, int64_t rows, int64_
 int grouped_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {
     return grouped_gemm::hip::pick_gated(groups, expected, hidden, arch);
 }
+int grouped_item(int turn, int workgroup, int grid, int items) {
+    return grouped_gemm::hip::item_of(turn, workgroup, grid, items);
+}
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
 int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fallback_shape(shape); }
 

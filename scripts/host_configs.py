@@ -39,6 +39,7 @@ FUNCTIONS = {
     "mla_config": (None, (LONG, LONG, LONG, INT, INT), 2),
     "mla_direct_config": (None, (LONG, LONG, LONG), 2),
     "grouped_gated": (INT, (LONG, LONG, LONG, INT), 0),
+    "grouped_item": (INT, (INT, INT, INT, INT), 0),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_fallback_shape": (INT, (INT,), 0),
     "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),

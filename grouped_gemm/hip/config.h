@@ -86,6 +86,18 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
     return some + (m - some) / rows;
 }
 
+// The tile of a workgroup's turn-th turn, of `items` in all; -1: none, nor later. In a turn all workgroups have neighbouring
+// tiles, and those of a chiplet the nearest, which share rows and weights. Places move on from turn to turn: an expert's
+// last tiles may have few rows, and are as far apart as it has tiles of rows. By this step nobody meets
+// them in each turn: on both chips, with one workgroup a unit or two, at 2 to 8 tiles of rows.
+constexpr int item_of(int turn, int workgroup, int grid, int items) {
+    constexpr int kChiplets = 8, kStep = 9;
+    const int before = turn * grid, wide = grid / kChiplets, left = (items - before + kChiplets - 1) / kChiplets;
+    const int of_chiplet = left < wide ? left : wide, place = (workgroup / kChiplets + turn * kStep) % wide;
+    const int at = before + workgroup % kChiplets * of_chiplet + place;
+    return place < of_chiplet && at < items ? at : -1;
+}
+
 // K of so few bytes is over before one workgroup's next tile has begun: two share a unit.
 constexpr int64_t kMostOfTwoTiles = 2048;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
@@ -122,14 +134,13 @@ constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n,
     return shape;
 }
 
-// Expected rows up to which most experts fill one tile of 64 rows, or of 128; and from which on a last tile that is
-// almost empty counts for little. Between, tiles of 256 rows read weights fewer times: docs/journal/moe.md.
-constexpr int64_t kMostOf64 = 48, kMostOf128 = 112, kFewestOfMany = 384;
+// Expected rows up to which most experts fill one tile of 64 rows.
+constexpr int64_t kMostOf64 = 48;
 
 // Of kGatedShapes; -1: SwiGLU is a pass of its own. hidden: a multiple of kMostHidden. Where rows are a stream's, bits are
 // a stream's too.
 constexpr int pick_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {
-    if (expected <= kFewExpected || (expected > kMostOf128 && expected < kFewestOfMany)) return -1;
+    if (expected <= kFewExpected) return -1;
     const int shape = expected <= kMostOf64 ? 1 : 0;
     const int64_t tiles = groups * ceil_div(expected, int64_t(kGatedShapes[shape].rows)) * (hidden / kMostHidden);
     return tiles >= kChipModels[arch].compute_units ? shape : -1;

@@ -114,10 +114,8 @@ template <class S, class Launch>
 __device__ inline bool item_at(const RowTiles<S::rows>& row_tiles, int turn, Item* item) {
     const Launch& launch = arguments<Launch>();
     const int tiles_n = launch.work.tiles_n, items = row_tiles.tiles() * tiles_n;
-    const int per_chiplet = (items + kChiplets - 1) / kChiplets;
-    const int place = turn * int(gridDim.x / kChiplets) + int(blockIdx.x) / kChiplets;
-    const int at = int(blockIdx.x) % kChiplets * per_chiplet + place;
-    if (place >= per_chiplet || at >= items) return false;
+    const int at = item_of(turn, int(blockIdx.x), int(gridDim.x), items);
+    if (at < 0) return false;
     const RowTile rows = row_tiles.tile(at / tiles_n);
     const gemm::TileAt t =
         gemm::tile_at<8>(at - rows.before * tiles_n, RowTiles<S::rows>::tiles_of(rows.first, rows.end), tiles_n);

@@ -375,6 +375,23 @@ def test_who_has_more_to_load_gets_what_others_leave():
     assert cost.of_fullest(turned, chip=chip).seconds == both.seconds
 
 
+def test_who_multiplies_more_ends_last():
+    multiply = "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[8:9], v[8:9], a[0:15]\n"
+    body = f"""
+  v_mov_b32 v8, 0
+  v_mov_b32 v9, 0
+  v_lshlrev_b32 v1, 2, v0
+  global_load_dword v2, v1, s[4:5]
+  s_waitcnt vmcnt(0)
+  s_cmp_eq_u32 s2, 0
+  s_cbranch_scc1 done
+  {multiply * 200}
+done:"""
+    found = record(*run("gfx942", body, grid=2, threads=256))
+    alone = [cost.estimate(dataclasses.replace(found, courses=found.courses.from_kind(i))).seconds for i in range(2)]
+    assert alone[0] < alone[1] == cost.of_fullest(found).seconds
+
+
 def test_no_more_lines_than_a_buffer_has():
     found = record(*run("gfx942", COPY, grid=16, threads=256, groups=range(2)))
     assert [each.own for each in found.buffers] == [64, 64]

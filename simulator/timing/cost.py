@@ -261,7 +261,8 @@ def band(result: Estimate) -> str:
 
 
 def of_fullest(recording: Recording, **options) -> Estimate:
-    """The estimate that plays what loads most of the recorded workgroups, as many as a unit gets: the last to end."""
+    """Of the recorded workgroups, played from each one on, as many as a unit gets: the estimate of the last to end. One
+    that loads more than the mean has the share of the bandwidth that others leave."""
     courses, steps = recording.courses, recording.courses.steps
     loads = np.where((steps[:, 0] == MEMORY) & (steps[:, 4] == ACCESSES["load"]), steps[:, 1], 0)
     ends = courses.ends[np.cumsum(courses.waves) - 1]
@@ -269,9 +270,10 @@ def of_fullest(recording: Recording, **options) -> Estimate:
     chip = options.get("chip") or CHIPS[recording.arch]
     count = -(-recording.busy // chip.units)
     of_unit = np.array([np.take(each, range(i, i + count), mode="wrap").mean() for i in range(len(each))])
-    fullest = int(of_unit.argmax())
-    heavier = float(of_unit[fullest] / each.mean()) if each.any() else 1.0
-    return estimate(replace(recording, courses=courses.from_kind(fullest)), heavier=heavier, **options)
+    heavier = np.maximum(1.0, of_unit / max(1.0, each.mean())).tolist()
+    turns = (replace(recording, courses=courses.from_kind(i)) for i in range(len(each)))
+    found = (estimate(turn, heavier=share, **options) for turn, share in zip(turns, heavier))
+    return max(found, key=lambda estimate: estimate.seconds)
 
 
 def describe(result: Estimate) -> str:
