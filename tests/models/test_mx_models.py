@@ -4,6 +4,7 @@ modules on the numbers that the codes stand for."""
 import copy
 import importlib
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -88,6 +89,12 @@ def test_a_quantised_model_computes_what_it_holds(kernel, device, generator, nam
     assert 0.01 < distance(got, wanted) <= 0.25  # it is another model, and not far
 
 
+def normalized(kernel, weight: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    kernel.rms_norm_dynamic_fp8(x, weight, eps, scaling="row", normalized_out=out)
+    return out
+
+
 @pytest.mark.parametrize("inputs", ["fp8", "mxfp8", "mxfp4"])
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
 def test_quantised_inputs(kernel, device, generator, name, inputs):
@@ -99,6 +106,9 @@ def test_quantised_inputs(kernel, device, generator, name, inputs):
     plain = copy.deepcopy(made)
     for layer in plain.model.layers:
         layer.mlp.register_forward_pre_hook(lambda *_: None)  # watched: norms give 16 bits
+        if name == "qwen3_moe":  # fused. torch's norm adds in another order, and rounds some numbers elsewhere
+            norm = layer.post_attention_layernorm
+            norm.forward = partial(normalized, kernel, norm.weight, norm.variance_epsilon)
     assert_as_reference(kernel, made, generator, device)
     wanted, got, apart = logits_with_one_routing([by_definition(model, made), made, plain], ids)
     assert same_bytes(got, apart)
