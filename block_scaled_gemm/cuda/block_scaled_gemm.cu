@@ -5,8 +5,8 @@
 //             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the columns
 //             --> bias, rounding --> shared memory --> whole lines of the result
 //
-// One warpgroup loads: a thread by TMA, and two or three warps the scales, in any layout, by cp.async. One or two
-// warpgroups multiply: while one adds a scaled block to its sums, the other's multiplications run. CTAs are persistent:
+// One warpgroup loads: a thread by TMA, and two or three warps the scales, in any layout, by cp.async. One to three
+// warpgroups multiply: while one adds a scaled block to its sums, the others' multiplications run. CTAs are persistent:
 // the ring of the next tile fills while one is stored. Scales of channels are multiplied in at the end.
 //
 // Files: block_scaled_gemm.cu   launcher

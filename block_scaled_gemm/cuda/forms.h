@@ -25,6 +25,8 @@ constexpr int stages(const Form& f) { return f.stages(factor_bytes(f)); }
 constexpr Form kForms[] = {
     {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1},
     {.name = "t256x112", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 112, .slots = 1},
+    {.name = "t192x128", .swapped = false, .warpgroups = 3, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true,
+     .passed = 128},
     {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1},
     {.name = "t128x144", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 144, .slots = 1},
     {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1},

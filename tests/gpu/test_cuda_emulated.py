@@ -14,7 +14,7 @@ from problems.inputs import FLOATS, FP8, positive, short
 from problems.pairwise import SAMPLE, pairwise
 from tests.gpu.emulated_cuda import BlockScaledGemm
 
-PLAIN, FORMS = -1, 17
+PLAIN, FORMS = -1, 18
 # Without a scale a row and block of B, which only the swapped forms and the plain kernel take.
 SCALES_B = (SQUARE, Scaling("vector", any_sign), Scaling("one", positive), Scaling("square", powers_of_two, "columns"))
 GENERAL_B = (*SCALES_B, GROUP, Scaling("group", any_sign, "columns"))

@@ -49,7 +49,8 @@ struct Ring : ClusterSums<form_.tiles * form_.narrow / 8, form_.warpgroups * kWa
     static constexpr bool kSplits = form.splits();
     static constexpr int kFillers = fillers;
     // Registers of a thread that loads, and of one that multiplies: together what a multiprocessor has for the CTA.
-    static constexpr int kFewRegisters = 40, kManyRegisters = kWarpgroups == 2 ? 232 : form.slots == 2 ? 216 : 0;
+    static constexpr int kFewRegisters = kWarpgroups == 3 ? 32 : 40;
+    static constexpr int kManyRegisters = form.slots == 2 ? 216 : kWarpgroups < 2 ? 0 : kWarpgroups == 2 ? 232 : 160;
     static_assert(kStages >= 3);
 
     struct Stage {

@@ -66,7 +66,13 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig):
         super().__init__(config)
-        self._scaling = dict(scaling="group", group_size=BLOCK, power_of_two=powers_of_two())
+        # Columns of scales: block_scaled_gemm reads them faster on NVIDIA's GPUs, and DeepGEMM would transpose rows.
+        self._scaling = dict(
+            scaling="group",
+            group_size=BLOCK,
+            power_of_two=powers_of_two(),
+            column_major_scales=current_platform.is_cuda(),
+        )
 
     def input_quant_key(self) -> QuantKey:
         return self.config.activation_quant_key

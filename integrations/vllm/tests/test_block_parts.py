@@ -1,5 +1,6 @@
 """Weights in blocks of 128x128 whose parts, joined in one linear, do not all end with a block."""
 
+import itertools
 import math
 
 import pytest
@@ -79,7 +80,8 @@ def test_each_part_has_its_own_scales(kind, parts, bias, made, generator):
     if bias:
         layer.bias.data.copy_(bias_values := torch.randn(sum(parts), generator=generator).bfloat16())
     layer.quant_method.process_weights_after_loading(layer)
-    for count in (1, 40):
+    for count, columns in itertools.product((1, 40), (False, True)):
+        layer.rocm_fp8_linear.input_scaling(layer)[1]["column_major_scales"] = columns
         # Codes of 0 to 448 at a scale of 1, which each group of 128 has.
         x = torch.randint(-8, 9, (count, K), generator=generator).bfloat16()
         x[:, ::128] = 448.0

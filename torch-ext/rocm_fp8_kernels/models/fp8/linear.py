@@ -246,7 +246,9 @@ class Fp8Linear(QuantizedLinear):
     def input_scaling(self) -> dict:
         if self.inputs != "group":
             return dict(scaling="row", scale_ub=self.scale_ub)
-        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)
+        # NVIDIA's GPUs read scales in columns faster, by up to 1.18 times of a linear; gfx950 reads them slower.
+        columns = self.weight.is_cuda and torch.version.hip is None
+        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two, column_major_scales=columns)
 
     def scales_of_rows(self, rows: slice) -> torch.Tensor:
         """Of a part of the weight as a linear of its own: [1], [rows, 1] or [ceil(rows / 128), ceil(in_features /

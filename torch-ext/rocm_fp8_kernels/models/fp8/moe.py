@@ -78,6 +78,11 @@ class FusedMoe(FusedHalf):
         linear = module.gate_up_proj
         plain = isinstance(linear, QuantizedLinear) and not is_watched(module) and not is_watched(linear)
         alike = plain and quantized is not None and quantized[0].dtype == linear.input_dtype
-        if alike and linear.input_scale is None and linear.input_scaling() == self.experts.input_scaling():
+        if alike and linear.input_scale is None and _in_rows(linear) == _in_rows(self.experts):
             return module(quantized[0], input_scale=quantized[1])
         return module(x)
+
+
+def _in_rows(module: torch.nn.Module) -> dict:
+    """Its input_scaling(), with scales in the order in which experts take them."""
+    return (module.input_scaling() or {}) | dict(column_major_scales=False)
