@@ -66,6 +66,23 @@ def test_the_norm_quantises_for_experts(kernel, made, name, granularity):
     assert calls["grouped_gemm_swiglu_fp8"] == calls["moe_route"] == experts
 
 
+@every_model
+def test_scales_in_columns_change_nothing(kernel, made, monkeypatch, name):
+    """Linears ask for them on NVIDIA's GPUs; experts keep rows, and shared ones take what the norm made for experts."""
+    _, fast, ids = made(name)
+    (linear,) = {type(module) for module in fast.modules() if type(module).__name__ == "Fp8Linear"}
+    asked = linear.input_scaling
+
+    def run(columns: bool) -> tuple[torch.Tensor, dict[str, int]]:
+        monkeypatch.setattr(linear, "input_scaling", lambda self: asked(self) | dict(column_major_scales=columns))
+        before = kernel.call_counts()
+        result = logits(fast, ids)
+        return result, {operator: count - before[operator] for operator, count in kernel.call_counts().items()}
+
+    (rows, of_rows), (columns, of_columns) = run(False), run(True)
+    assert same_bytes(rows, columns) and of_rows == of_columns
+
+
 @pytest.mark.parametrize("part", ["post_attention_layernorm", "mlp.experts", "mlp.shared_experts", "mlp.gate", "mlp"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @every_model
