@@ -72,7 +72,6 @@ def block_scaled_gemm(
         b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
         scale_a: float32 or float8_e8m0fnu, any strides, any sign. The shape says what has a scale: one element;
             [M] or [M, 1], a row; [M, ceil(K / 128)], 128 k of a row; [ceil(M / 128), ceil(K / 128)], a square block.
-            NVIDIA's GPUs read scales of 128 k faster in columns (quantize_fp8's column_major_scales).
         scale_b: the same with N; [N] or [1, N] is a channel. [1, N] that could be blocks as well is blocks where
             scale_a's are, too.
         bias: float16, bfloat16 or float32 [N], or None.
