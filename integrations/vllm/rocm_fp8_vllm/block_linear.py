@@ -66,13 +66,14 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig):
         super().__init__(config)
-        # Columns of scales: block_scaled_gemm reads them faster on NVIDIA's GPUs, and DeepGEMM would transpose rows.
+        # In columns an H200 reads them faster (docs/journal/block_scaled_gemm-cuda.md). DeepGEMM would transpose rows.
         self._scaling = dict(
             scaling="group",
             group_size=BLOCK,
             power_of_two=powers_of_two(),
             column_major_scales=current_platform.is_cuda(),
         )
+        self._gemm = _ours
 
     def input_quant_key(self) -> QuantKey:
         return self.config.activation_quant_key
@@ -84,6 +85,8 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         if _deep_gemm_takes(*params.weight.shape, self.config.out_dtype) and params.block_scale.dtype == torch.float32:
             # vLLM has DeepGEMM compile its kernels before it serves, for layers that name this class.
             layer.deep_gemm_warmup_provider = DeepGemmFp8BlockScaledMMKernel(self.config)
+            # One operator, so that no compiled graph depends on the number of rows. It costs the host a call in Python.
+            self._gemm = torch.ops.rocm_fp8_vllm.block_linear
 
     def input_scaling(self, layer: torch.nn.Module) -> tuple[None, dict]:
         return None, self._scaling
@@ -105,7 +108,7 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         rows = given.data.view(-1, given.data.shape[-1])
         scale = given.scale.reshape(rows.shape[0], -1)
         dtype = self.config.out_dtype or given.orig_dtype
-        linear, weight, of_weight = torch.ops.rocm_fp8_vllm.block_linear, params.weight, params.block_scale
+        linear, weight, of_weight = self._gemm, params.weight, params.block_scale
         if parts := getattr(layer, "rocm_fp8_parts", None):  # each begins a block of its own: `block_parts`
             biases = [None] * len(parts) if bias is None else bias.split(parts)
             each = zip(weight.split(parts), of_weight.split(blocks_of(parts)), biases)
@@ -115,7 +118,7 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         return out.view(*given.orig_shape[:-1], weight.shape[0])
 
     def apply_block_scaled_mm(self, A, B, As, Bs):
-        return torch.ops.rocm_fp8_vllm.block_linear(A, As, B, Bs, None, self.config.out_dtype)
+        return self._gemm(A, As, B, Bs, None, self.config.out_dtype)
 
 
 _library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
@@ -124,14 +127,18 @@ _library.define(
 )
 
 
-def _linear(a, scale_a, weight, scale_b, bias, dtype):
+def _ours(a, scale_a, weight, scale_b, bias, dtype):
     """a: FP8 [M, K]; weight: FP8 [N, K]; scales as block_scaled_gemm's."""
+    # The promise holds: what writes weights are kernels without PDL, and each step begins with some of vLLM's.
+    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype, constant_b=True)
+
+
+def _linear(a, scale_a, weight, scale_b, bias, dtype):
     if a.shape[0] > _OURS_UP_TO and scale_b.dtype == torch.float32 and _deep_gemm_takes(*weight.shape, dtype):
         out = a.new_empty((a.shape[0], weight.shape[0]), dtype=dtype)
         deep_gemm.fp8_gemm_nt((a, scale_a), (weight, scale_b), out, is_deep_gemm_e8m0_used=False)
         return out if bias is None else out + bias
-    # The promise holds: what writes weights are kernels without PDL, and each step begins with some of vLLM's.
-    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype, constant_b=True)
+    return _ours(a, scale_a, weight, scale_b, bias, dtype)
 
 
 @functools.cache

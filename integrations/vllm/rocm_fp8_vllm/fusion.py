@@ -89,8 +89,6 @@ class QuantizingRMSNorm(RMSNorm):
         kind = linear.fp8_dtype
         if scale is None:
             operator = getattr(operators, f"{name}_dynamic_fp8")
-            if adds:  # its scales are in rows
-                scaling = {key: value for key, value in scaling.items() if key != "column_major_scales"}
             q, scale = operator(*inputs, self.variance_epsilon, **scaling, out_dtype=kind)
         else:
             q = getattr(operators, f"{name}_fp8")(*inputs, scale, self.variance_epsilon, out_dtype=kind)

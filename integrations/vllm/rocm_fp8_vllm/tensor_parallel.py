@@ -242,8 +242,8 @@ _library.define(
 )
 _library.define(
     "all_reduce_add_rms_norm_dynamic_fp8(Tensor part, Tensor(a!) residual, Tensor weight, float epsilon, *,"
-    " str scaling, int group_size=128, bool power_of_two=False, Tensor? scale_ub=None, ScalarType out_dtype)"
-    " -> (Tensor, Tensor)"
+    " str scaling, int group_size=128, bool power_of_two=False, Tensor? scale_ub=None, bool column_major_scales=False,"
+    " ScalarType out_dtype) -> (Tensor, Tensor)"
 )
 operators = torch.ops.rocm_fp8_vllm
 
@@ -268,12 +268,8 @@ def _dynamic(part, residual, weight, epsilon, **keywords):
     return _opened().all_reduce_add_rms_norm_dynamic_fp8(part, residual, weight, epsilon, **keywords)
 
 
-def _dynamic_fake(
-    part, residual, weight, epsilon, *, scaling, group_size=128, power_of_two=False, scale_ub=None, out_dtype
-):
-    columns = 1 if scaling == "row" else -(-part.shape[-1] // group_size)
-    scales = part.new_empty((*part.shape[:-1], columns), dtype=torch.float32)
-    return part.new_empty(part.shape, dtype=out_dtype), scales
+def _dynamic_fake(part, residual, weight, epsilon, **keywords):
+    return kernel.rms_norm_dynamic_fp8(part, weight, epsilon, **keywords)
 
 
 for _name, _function, _fake in (
