@@ -11,6 +11,8 @@ enum class Arch : int { gfx942, gfx950 };
 // MI300X, MI350X.
 constexpr int kComputeUnits[] = {304, 256};
 constexpr int compute_units(Arch arch) { return kComputeUnits[int(arch)]; }
+// Workgroup i runs on chiplet i % 8, which has an L2 cache of its own.
+constexpr int kChiplets = 8;
 
 // What programs reach on an MI300X by the simulator's constants (simulator/timing/cost.py). MI350X: scaled. For the
 // models that rank configurations.

@@ -91,7 +91,7 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
 // last tiles may have few rows, and are as far apart as it has tiles of rows. By this step nobody meets
 // them in each turn: on both chips, with one workgroup a unit or two, at 2 to 8 tiles of rows.
 constexpr int item_of(int turn, int workgroup, int grid, int items) {
-    constexpr int kChiplets = 8, kStep = 9;
+    constexpr int kStep = 9;
     const int before = turn * grid, wide = grid / kChiplets, left = (items - before + kChiplets - 1) / kChiplets;
     const int of_chiplet = left < wide ? left : wide, place = (workgroup / kChiplets + turn * kStep) % wide;
     const int at = before + workgroup % kChiplets * of_chiplet + place;

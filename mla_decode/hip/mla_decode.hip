@@ -109,7 +109,7 @@ Status launch(const Args& args, const Executor& on) {
     const Form& form = choice.shape();
     const int splits = choice.splits;
     const int64_t row_tiles = ceil_div(rows, form.rows()), items = args.batch * row_tiles * splits;
-    constexpr int64_t kMostItems = int64_t(1) << 30, kChiplets = 8;
+    constexpr int64_t kMostItems = int64_t(1) << 30;
     const int64_t per_chiplet = ceil_div(items, kChiplets), threads = form.threads();
     if (items > kMostItems || per_chiplet * kChiplets * threads > kMaxThreads)
         return {"q has more rows than one launch takes"};

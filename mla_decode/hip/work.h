@@ -35,9 +35,8 @@ struct Item {
     int32_t b, split, first_row;
 };
 
-// Workgroup i runs on chiplet i % 8. Row tiles of a split follow one another on a chiplet, whose L2 they share.
+// Row tiles of a split follow one another on a chiplet, whose L2 they share.
 __device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
-    constexpr uint32_t kChiplets = 8;
     const uint32_t place = blockIdx.x / kChiplets, at = blockIdx.x % kChiplets * launch.per_chiplet + place;
     if (place >= launch.per_chiplet || at >= launch.items) return false;
     const uint32_t of_rows = divide(at, launch.row_tiles), b = divide(of_rows, launch.splits);

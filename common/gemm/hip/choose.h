@@ -97,7 +97,7 @@ struct TileTime {
 // What all units fetch from memory. A part of a group lies on `near` chiplets, band after band of rows: a chiplet of its
 // own for each band fetches its rows alone and the columns as the others do, several in a band the reverse.
 constexpr double fetched_bytes(const TileShape& shape, const Sizes& s, int parts, double copies) {
-    constexpr double kChiplets = 8, kBand = 8;
+    constexpr double kBand = 8;
     const double near = most(1, kChiplets / double(s.groups * parts)),
                  bands = most(1, double(ceil_div(s.m, shape.rows)) / kBand);
     const double row_copies = near > bands ? least(near / bands, double(ceil_div(s.n, shape.columns))) : 1;

@@ -1,16 +1,14 @@
 // Work items of a tile kernel: which tile a workgroup makes next, over which blocks of K; and the kernel's outline.
 //
-// Workgroup i runs on chiplet i % 8, whose L2 cache is its own. A chiplet's workgroups take items that follow one another
-// in tile_at's order, so that they share rows or columns.
+// A chiplet's workgroups take items that follow one another in tile_at's order, so that they share rows or columns.
 #pragma once
 
+#include "../../hip/chips.h"
 #include "../work.h"
 #include "split_k.h"
 #include "tile.h"
 
 namespace rocm_fp8::gemm::hip {
-
-constexpr int kChiplets = 8;
 
 // The items of a launch.
 struct Work {
