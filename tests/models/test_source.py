@@ -129,7 +129,7 @@ class Experts(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Linear(8, 8)
 
-    def forward(self, x, scores, more=None):
+    def forward(self, x, scores, *, more=None):
         _, chosen = self.choose(scores.float())
         return self.weight(x).topk(1).values.sum() + chosen.sum() + more.argmax(-1).sum()
 

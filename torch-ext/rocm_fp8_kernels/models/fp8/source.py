@@ -152,11 +152,13 @@ def _choosing_arguments(kind: type) -> frozenset[int | str]:
     functions = _functions(kind)
     if "forward" not in functions:
         return frozenset()
-    names = [each.arg for each in functions["forward"].args.args][1:]
+    arguments = functions["forward"].args
+    placed = [each.arg for each in (*arguments.posonlyargs, *arguments.args)][1:]
+    names = placed + [each.arg for each in arguments.kwonlyargs]
     flow = _Flow(functions)
     flow.run(functions["forward"], {name: {_Origin(("", name))} for name in names})
     found = {each.chain[1] for each in flow.choose if each.chain[0] == "" and not each.through}
-    return frozenset(found | {names.index(name) for name in found})
+    return frozenset(found | {place for place, name in enumerate(placed) if name in found})
 
 
 def _functions(kind: type) -> dict[str, ast.FunctionDef]:
