@@ -26,9 +26,9 @@ __device__ inline uint32_t times(uint32_t pair, uint32_t factor) {
     return pair;
 }
 
-// A lane's words of codes of a column's block, and what becomes of them: pairs (i, i + 4) of a word's eight MXFP4, (0, 2)
-// and (1, 3) of a word's four MXFP8. A code's bits are put where bfloat16 has exponent and mantissa, which is its number by
-// 2^-126 or 2^-120. Two factors, as pairs, make that the number by the scale by 1 / kLifted; mostly the first is enough.
+// A lane's words of codes of a column's block, as pairs of bfloat16: (i, i + 4) of a word's eight MXFP4, (0, 2) and (1, 3) of
+// a word's four MXFP8. A code's bits are put where bfloat16 has exponent and mantissa: its number by 2^-126 or 2^-120.
+// Two factors, as pairs, make that the number by the scale by 1 / kLifted. Mostly the first is enough.
 template <bool fp8>
 struct Weights {
     static constexpr int kWords = fp8 ? 8 : 4;

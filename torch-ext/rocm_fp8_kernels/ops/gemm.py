@@ -72,6 +72,8 @@ def block_scaled_gemm(
         b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
         scale_a: float32 or float8_e8m0fnu, any strides, any sign. The shape says what has a scale: one element;
             [M] or [M, 1], a row; [M, ceil(K / 128)], 128 k of a row; [ceil(M / 128), ceil(K / 128)], a square block.
+            On an H200 scales for 128 k of a row are read faster in columns, which `column_major_scales=True` computes:
+            from 256 rows on quantisation and product together are up to 1.18 times as fast.
         scale_b: the same with N; [N] or [1, N] is a channel. [1, N] that could be blocks as well is blocks where
             scale_a's are, too.
         bias: float16, bfloat16 or float32 [N], or None.
