@@ -40,7 +40,7 @@ def pytest_configure(config) -> None:
 
 def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
-        if item.path.parent.name == "models":
+        if ROOT / "tests" / "models" in item.path.parents:
             item.add_marker(pytest.mark.covering)
     if config.getoption("--backend"):
         others = [item for item in items if "kernel" not in item.fixturenames]

@@ -21,7 +21,6 @@ from problems.tiny_llama import (
     VARIANTS,
     distance,
     drawn,
-    kernelized,
     llama,
     logits,
     near,
@@ -154,17 +153,6 @@ def test_a_quantised_head(kernel, device, made):
     wanted, folder, ids = made("compressed-tensors, channel, dynamic", ())
     loaded = check(kernel, device, wanted, folder, ids)
     assert type(loaded.lm_head).__name__ == "Fp8Linear"
-
-
-def test_layers_that_are_fused_in_part_compile_without_breaks(kernel, device, made):
-    ignored = ("lm_head", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj")
-    _, folder, ids = made("fbgemm_fp8", ignored)
-    torch._dynamo.reset()
-    model = kernelized(kernel, kernel.quantization.load_quantized(folder, device))
-    wanted = logits(model, ids.to(device))
-    for i, layer in enumerate(model.model.layers):
-        model.model.layers[i] = torch.compile(layer, fullgraph=True, backend="eager")
-    assert same_bytes(logits(model, ids.to(device)), wanted)
 
 
 FP8 = dict(num_bits=8, type="float", symmetric=True)

@@ -180,29 +180,10 @@ def test_what_blocks_cannot_say(kernel, generator, tmp_path):
 # --- the module ---
 
 
-def drawn_module(kernel, generator, device, granularity: str, inputs: str | None = None):
+def drawn_module(kernel, generator, device, granularity: str):
     model = moe("qwen3_moe", generator, device=device)
     module = next(iter(expert_modules(quantized(kernel, model, granularity)).values()))
-    if inputs == "tensor":
-        module.inputs = "tensor"
-        module.input_scale, module.hidden_scale = (torch.tensor([s], device=device) for s in (0.01, 0.004))
     return module, routed(generator, device, 8)
-
-
-@pytest.mark.parametrize("granularity, inputs", [("tensor", "tensor"), ("channel", "row"), ("block", "group")])
-def test_a_compiled_module(kernel, device, e4m3fn, generator, granularity, inputs):
-    module, arguments = drawn_module(kernel, generator, device, granularity, inputs)
-    compiled = torch.compile(module, fullgraph=True)
-    assert same_bytes(compiled(*arguments), module(*arguments))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model(kernel, device, e4m3fn, generator, name):
-    fast = kernelized(kernel, quantized(kernel, moe(name, generator, device=device), "block"))
-    ids = tokens(generator, 2, 11, device)
-    wanted = logits(fast, ids)
-    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
-    assert same_bytes(logits(compiled, ids), wanted)
 
 
 def test_an_expert_of_another_rank_is_left_out(kernel, device, generator):

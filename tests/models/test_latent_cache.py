@@ -1,7 +1,8 @@
 """A quantised DeepSeek-V3 with a LatentCache: decode steps by mla_decode against keys and values of each head, padded
-batches, generate(), what transformers asks of caches, compiled steps."""
+batches, generate(), what transformers asks of caches."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -37,17 +38,18 @@ KINDS = {
 }
 
 
+def without_experts(kernel, device, generator, kind: str = "block", fast: bool = True) -> torch.nn.Module:
+    """A quantised DeepSeek-V3."""
+    model = moe("deepseek_v3", generator, device=device, **(SIZES | KINDS[kind]))
+    granularity = "channel" if kind == "channel" else "block"
+    kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
+    return kernelized(kernel, model) if fast else on_reference(kernel, model)
+
+
 @pytest.fixture
 def made(kernel, device, e4m3fn, generator):
-    """made(kind, fast) -> a quantised model."""
-
-    def make(kind: str = "block", fast: bool = True, **changes):
-        model = moe("deepseek_v3", generator, device=device, **(SIZES | KINDS[kind] | changes))
-        granularity = "channel" if kind == "channel" else "block"
-        kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
-        return kernelized(kernel, model) if fast else on_reference(kernel, model)
-
-    return make
+    """made(kind, fast): without_experts."""
+    return functools.partial(without_experts, kernel, device, generator)
 
 
 def defined(model: torch.nn.Module) -> torch.nn.Module:
@@ -235,23 +237,6 @@ def test_it_grows(kernel, device, generator, made):
     got = steps_of(model, ids, (240, 5, 5, 5, 5, 20), cache)
     assert cache.layers[0].rows.shape == (1, 512, 576)
     assert distance(got[:, 240:], logits(defined(model), ids)[:, 240:]) <= ABSORBED
-
-
-def test_a_compiled_step(kernel, device, generator, made):
-    """One graph for all steps, with a cache of fixed length; its bytes are eager's, and it ends where that is full."""
-    model, ids = made(), tokens(generator, 2, 20, device)
-    eager, cache = (kernel.quantization.latent_cache(model.config, 20) for _ in range(2))
-    wanted = steps_of(model, ids, (12, *[1] * 8), eager)
-    model(ids[:, :12], past_key_values=cache)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    compiled(ids[:, 12:13], past_key_values=cache)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for n in range(13, 20):
-            got = compiled(ids[:, n : n + 1], past_key_values=cache).logits
-            assert same_bytes(got, wanted[:, n : n + 1])
-        if device.type == "cpu":  # on a GPU an assertion ends the process's context
-            with pytest.raises(RuntimeError, match="a LatentCache of max_length 20 is full"):
-                compiled(ids[:, :1], past_key_values=cache)
 
 
 def test_transformers_static_cache(kernel, device, generator, made):

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import shutil
 
 import kernels
 import pytest
@@ -34,7 +33,7 @@ from problems.tiny_llama import (
     tokens,
 )
 
-pytestmark = pytest.mark.usefixtures("without_gradients")
+pytestmark = pytest.mark.usefixtures("without_gradients", "open_norms")
 
 INFERENCE, COMPILED, TRAINING = kernels.Mode.INFERENCE, kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING
 every_shape = pytest.mark.parametrize("shapes", VARIANTS)
@@ -43,13 +42,6 @@ every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 
 # transformers makes its RMSNorm open to kernelize only where it accepts the installed version of kernels.
 OPEN = hasattr(modeling_llama.LlamaRMSNorm, "kernel_layer_name")
-
-
-@pytest.fixture(autouse=True)
-def open_rms_norm(monkeypatch):
-    """What transformers' own decorator does, where it did nothing."""
-    if not OPEN:
-        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "kernel_layer_name", "RMSNorm", raising=False)
 
 
 def forward_of(module: torch.nn.Module):
@@ -304,49 +296,7 @@ def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generato
         assert same_bytes(together, torch.cat([hidden(some) for some in ids[:count].split(each)]))
 
 
-# --- torch.compile and autograd ---
-
-
-# Inductor keeps float32 where eager rounds to bfloat16 between elementwise steps, and its divisions on a GPU are not
-# correctly rounded, unless told otherwise.
-EAGERS_NUMBERS = {"emulate_precision_casts": True, "eager_numerics.division_rounding": True}
-COMPILERS = {"traced": dict(backend="aot_eager"), "inductor": dict(options=EAGERS_NUMBERS)}
-every_compiler = pytest.mark.parametrize(
-    "compiler",
-    [
-        "traced",
-        pytest.param(
-            "inductor",
-            marks=[
-                pytest.mark.full,
-                pytest.mark.skipif(
-                    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-                ),
-            ],
-        ),
-    ],
-)
-
-
-@every_compiler
-@every_activation
-def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler, activations):
-    model = quantized(kernel, generator, device, activations=activations)[1]
-    compiled = torch.compile(model.model.layers[0], fullgraph=True, **COMPILERS[compiler])
-    for length in (24, 40):  # one skinny_gemm a linear, and two
-        hidden, arguments = layer_arguments(model, length, generator, device)
-        before = hidden.clone()
-        wanted = model.model.layers[0](hidden, **arguments)
-        assert same_bytes(compiled(hidden, **arguments), wanted)
-        assert same_bytes(hidden, before)
-
-
-@every_compiler
-def test_a_compiled_rms_norm_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
-    model = kernelized(kernel, llama(generator, device=device), INFERENCE | COMPILED)
-    compiled = torch.compile(model.model.norm, fullgraph=True, **COMPILERS[compiler])
-    x = normal((3, 7, 64), torch.bfloat16, generator).to(device)
-    assert same_bytes(compiled(x), model.model.norm(x))
+# --- autograd ---
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -377,20 +327,3 @@ def test_a_call_that_forgets_no_grad(kernel, device, generator):
     hidden = model.model.embed_tokens(ids)
     scale = positive((1,), generator).to(device)
     assert not kernel.rms_norm_fp8(hidden, model.model.norm.weight, scale).requires_grad
-
-
-def test_by_reference(kernel, device, generator, calls, fresh_graphs):
-    """Nested, after an error, in a compiled model: which is compiled anew, and takes the operators afterwards."""
-    model = quantize(kernel, llama(generator, device=device, num_hidden_layers=1), [], "dynamic")
-    ids = tokens(generator, 2, 20, device)
-    wanted = logits(model, ids)
-    compiled = torch.compile(model, backend="aot_eager")
-    assert same_bytes(logits(compiled, ids), wanted)
-    calls.clear()
-    with kernel.by_reference():
-        with pytest.raises(ZeroDivisionError), kernel.by_reference():
-            raise ZeroDivisionError
-        plain = logits(model, ids)
-        assert same_bytes(logits(compiled, ids), plain) and calls == []
-    assert distance(plain, wanted) <= near(device)
-    assert same_bytes(logits(compiled, ids), wanted) and same_bytes(logits(model, ids), wanted)

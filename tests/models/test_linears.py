@@ -110,6 +110,30 @@ def test_scales_reach_the_gemm_uncopied(kernel, device, generator, monkeypatch, 
     assert len(taken) == 8 and sorted(taken) == sorted(wanted)
 
 
+@pytest.mark.parametrize(
+    "rows, n, k, own, device, wanted",
+    [
+        (32, 64, 64, True, "cpu", "skinny_gemm"),
+        (33, 64, 64, True, "cpu", "block_scaled_gemm"),
+        (32, 64, 64, False, "cuda", "skinny_gemm"),
+        (33, 64, 64, False, "cuda", "library"),
+        (33, 64, 24, False, "cuda", "block_scaled_gemm"),
+        (33, 24, 64, True, "cuda", "block_scaled_gemm"),
+        (129, 64, 64, True, "cuda", "library"),
+    ],
+)
+def test_the_choice_by_rows(kernel, rows, n, k, own, device, wanted):
+    choice = kernel.quantization.gemm_for(rows, n, k, own_scales=own, device=torch.device(device))
+    assert choice == wanted
+
+
+@pytest.mark.parametrize("hip", [None, "7.2"])
+def test_the_choice_of_an_nvidia_gpu_for_scales_of_rows(kernel, monkeypatch, hip):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    choice = kernel.quantization.gemm_for(128, 64, 64, own_scales=True, device=torch.device("cuda"))
+    assert choice == ("library" if hip else "block_scaled_gemm")
+
+
 def test_a_linear_without_any_scale_says_so(kernel, device, generator):
     linear = quantized(kernel, generator, device, activations="dynamic")[1].model.layers[0].mlp.down_proj
     x = random_fp8((2, linear.in_features), linear.weight.dtype, generator).to(device)

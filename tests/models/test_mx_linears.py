@@ -1,6 +1,7 @@
 """MX linears of one input as one, in fused layers: the bits of the linears apart, what is stored, ranks, adapters."""
 
 import copy
+import functools
 import importlib
 import re
 import warnings
@@ -9,9 +10,6 @@ import peft
 import pytest
 import safetensors.torch
 import torch
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from problems import checkpoints, mx_checkpoints
 from problems.buffers import same_bytes
@@ -24,7 +22,7 @@ from problems.tiny_moe import logits_with_one_routing, moe
 from tests.models.test_latent_cache import ABSORBED, steps_of
 from tests.models.test_latent_cache import SIZES as LATENT
 
-pytestmark = pytest.mark.usefixtures("without_gradients")
+pytestmark = pytest.mark.usefixtures("without_gradients", "open_norms")
 
 # Of each kind of codes and inputs one.
 KINDS = [f"compressed-tensors, {each}" for each in ("MXFP4A16", "MXFP4", "W4A8", "W4A8, rows", "MXFP8A16", "MXFP8")]
@@ -48,25 +46,18 @@ def mx_linears(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in model.named_modules() if type(module).__name__ == "MxLinear"}
 
 
-@pytest.fixture(autouse=True)
-def open_norms(monkeypatch):
-    """What transformers' own decorator does, where it did nothing: norms of one kind give the same bytes."""
-    for kind in (LlamaRMSNorm, Qwen3MoeRMSNorm, DeepseekV3RMSNorm):
-        if not hasattr(kind, "kernel_layer_name"):
-            monkeypatch.setattr(kind, "kernel_layer_name", "RMSNorm", raising=False)
+def written_and_loaded(kernel, device, generator, tmp_path, form: str, name: str = "llama"):
+    """(A loaded model on the kernels, the model that its files are of.)"""
+    model = MODELS[name](generator)
+    write(kernel, form, model, tmp_path / "made")
+    loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
+    return kernelized(kernel, loaded), model
 
 
 @pytest.fixture
 def made(kernel, device, generator, tmp_path):
-    """made(form, name) -> (a loaded model on the kernels, the model that its files are of)."""
-
-    def make(form: str, name: str = "llama"):
-        model = MODELS[name](generator)
-        write(kernel, form, model, tmp_path / "made")
-        loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
-        return kernelized(kernel, loaded), model
-
-    return make
+    """made(form, name): written_and_loaded."""
+    return functools.partial(written_and_loaded, kernel, device, generator, tmp_path)
 
 
 def in_parts(kernel, monkeypatch, directory, device) -> torch.nn.Module:
@@ -175,20 +166,6 @@ def test_an_input_is_quantised_once(kernel, device, generator, made, calls):
     assert calls == ["rms_norm", *["quantize_mxfp4", gemm] * 2] + ["rms_norm", *["quantize_mxfp4", gemm] * 2] * 3 + [
         "rms_norm"
     ]
-
-
-@every_kind
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
-def test_compiled_layers_give_eagers_bytes(kernel, device, generator, fresh_graphs, made, form, name):
-    model = made(form, name)[0]
-    layer = model.model.layers[0]
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for length in (5, 40):
-        hidden = torch.randn(1, length, model.config.hidden_size, generator=generator).bfloat16().to(device)
-        angles = model.model.rotary_emb(hidden, torch.arange(length, device=device)[None])
-        before = hidden.clone()
-        assert same_bytes(compiled(hidden, position_embeddings=angles), layer(hidden, position_embeddings=angles))
-        assert same_bytes(hidden, before)
 
 
 @pytest.mark.parametrize("form", ["compressed-tensors, MXFP8A16", "quark, MXFP8", "quark, W4A16"])

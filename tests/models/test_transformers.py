@@ -1,4 +1,4 @@
-"""transformers' own ways: from_pretrained of an FP8 checkpoint, use_kernels, generate with a static cache, compiled."""
+"""transformers' own ways: from_pretrained of an FP8 checkpoint, use_kernels, generate with a static cache."""
 
 import shutil
 
@@ -245,24 +245,3 @@ def test_generate_with_either_cache(kernel, device, generator, calls, name, acti
         result = written(model, ids, disable_compile=True, **keywords)
         assert calls.count("skinny_gemm") == 8 * 12
         assert_likeliest(model, result, 10, 16 * NEAR)
-
-
-# Inductor rounds as eager does if told so; by itself it keeps float32 between steps of attention and rotary embedding.
-INDUCTOR = {"emulate_precision_casts": True, "eager_numerics.division_rounding": True}
-
-
-@pytest.mark.parametrize(
-    "name, compiler",
-    [
-        ("mistral", dict(backend="aot_eager")),
-        ("qwen3", dict(backend="aot_eager")),
-        pytest.param("llama", dict(options=INDUCTOR), marks=pytest.mark.full),
-    ],
-    ids=["mistral, traced", "qwen3, traced", "llama, inductor"],
-)
-def test_generate_compiled(kernel, device, generator, fresh_graphs, name, compiler):
-    _, model = pair(kernel, drawn(config(name), generator, device=device), generator, "dynamic")
-    ids = tokens(generator, 1, 10, device)
-    wanted = written(model, ids, cache_implementation="static", disable_compile=True)
-    model.forward = torch.compile(model.forward, fullgraph=True, **compiler)
-    assert torch.equal(written(model, ids, cache_implementation="static"), wanted)

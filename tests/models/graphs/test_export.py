@@ -67,27 +67,3 @@ def test_an_exported_mixture_takes_any_number_of_tokens(kernel, device, e4m3fn, 
         for length in (5, 17, 70):
             ids = tokens(generator, 2, length, device)
             assert same_bytes(program(ids), logits(model, ids)), length
-
-
-@pytest.mark.parametrize(
-    "rows, n, k, own, device, wanted",
-    [
-        (32, 64, 64, True, "cpu", "skinny_gemm"),
-        (33, 64, 64, True, "cpu", "block_scaled_gemm"),
-        (32, 64, 64, False, "cuda", "skinny_gemm"),
-        (33, 64, 64, False, "cuda", "library"),
-        (33, 64, 24, False, "cuda", "block_scaled_gemm"),
-        (33, 24, 64, True, "cuda", "block_scaled_gemm"),
-        (129, 64, 64, True, "cuda", "library"),
-    ],
-)
-def test_the_choice_by_rows(kernel, rows, n, k, own, device, wanted):
-    choice = kernel.quantization.gemm_for(rows, n, k, own_scales=own, device=torch.device(device))
-    assert choice == wanted
-
-
-@pytest.mark.parametrize("hip", [None, "7.2"])
-def test_the_choice_of_an_nvidia_gpu_for_scales_of_rows(kernel, monkeypatch, hip):
-    monkeypatch.setattr(torch.version, "hip", hip)
-    choice = kernel.quantization.gemm_for(128, 64, 64, own_scales=True, device=torch.device("cuda"))
-    assert choice == ("library" if hip else "block_scaled_gemm")

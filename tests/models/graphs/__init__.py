@@ -1,0 +1,1 @@
+"""Models as graphs: compiled and exported. Each test compiles for seconds."""
