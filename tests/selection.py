@@ -5,9 +5,9 @@ other, each time the one with the most values that no case before it had, then w
 every form, mode and size is met in every run. Marked `covering(pairs=True)`, every pair of values is.
 
 A group of tests (GROUPS) is unchanged while the files that it depends on are those with which it passed: what its tests
-import, and what the group names. A test is left where all its groups are unchanged. green.json has their digests:
-`make test-full` writes them where all passed. On a GPU, and where its file is named, a test runs. What depends on the
-machine's CPU or torch is in no group.
+import, and what the group names. Comments and the docstrings of functions and classes are no change. A test is left
+where all its groups are unchanged. green.json has their digests: `make test-full` writes them where all passed. On a
+GPU, and where its file is named, a test runs. What a CPU's instructions compute is compared by tests of no group.
 """
 
 import functools
@@ -56,10 +56,32 @@ def tracked(*patterns: str) -> set[Path]:
     return {path for each in found.split("\0") if each and (path := ROOT / each).is_file()}
 
 
+# Strings, which are kept, or comments with the space before them. In C++ a quote between digits is neither.
+STRING, CHARACTERS = r'"(?:[^"\\\n]|\\.)*"', r"'(?:[^'\\\n]|\\.)*'"
+IN_CPP = re.compile(rf"({STRING}|(?<!\w){CHARACTERS})|\s*//[^\n]*|/\*.*?\*/", re.DOTALL)
+# A docstring stands behind a colon, on lines of its own.
+LONG, LONGER = r'"""(?:[^\\]|\\.)*?"""', r"'''(?:[^\\]|\\.)*?'''"
+DOCSTRING = rf":(?:\s*#[^\n]*)?(?P<space>\n\s+)r?{LONG}(?=\n|$)"
+IN_PYTHON = re.compile(rf"{DOCSTRING}|({LONG}|{LONGER}|{STRING}|{CHARACTERS})|\s*#[^\n]*", re.DOTALL)
+
+
+@functools.cache
+def code(content: bytes, suffix: str) -> bytes:
+    """A file without what no compiler reads: comments, docstrings of functions and classes. A module's docstring stays,
+    which commands print."""
+    if suffix in (".cpp", ".h", ".cu", ".hip"):
+        return IN_CPP.sub(r"\1", content.decode()).encode()
+    if suffix != ".py":
+        return content
+    kept = lambda found: f":{found[1]}pass" if found[1] else found[2] or ""
+    return IN_PYTHON.sub(kept, content.decode()).encode()
+
+
 @dataclass(frozen=True)
 class Group:
     tests: tuple[str, ...]  # files, or folders
     inputs: tuple[str, ...]  # git's patterns of what they depend on, beside what they import. "!": of what they do not
+    comments: bool = False  # they read comments
 
     def has(self, path: Path) -> bool:
         return any(path.is_relative_to(ROOT / each) for each in self.tests)
@@ -79,7 +101,8 @@ class Group:
 
     def digest(self) -> str:
         files = sorted((str(each.relative_to(ROOT)), each) for each in self.files())
-        sums = (f"{name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for name, each in files)
+        read = (each.read_bytes() if self.comments else code(each.read_bytes(), each.suffix) for _, each in files)
+        sums = (f"{name} {hashlib.sha256(each).hexdigest()}" for (name, _), each in zip(files, read))
         return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
@@ -114,7 +137,7 @@ def emulated(test: str, *operators: str) -> Group:
 def faults(tests: Sequence[str], operators: Sequence[str]) -> Group:
     """Each case is a library of its own: whether the simulator finds what is planted in the kernels."""
     inputs = (*sources("hip", operators), "simulator/**", "!simulator/tests/test_*")
-    return Group(tuple(f"tests/gpu/test_rocm_{each}_faults.py" for each in tests), inputs)
+    return Group(tuple(f"tests/gpu/test_rocm_{each}_faults.py" for each in tests), inputs, comments=True)
 
 
 ROWS, RANKS = (
@@ -151,6 +174,20 @@ GROUPS = {
     "INT8, emulated": emulated("int8", "int8_gemm"),
     "grouped_gemm, emulated": emulated("grouped", "block_scaled_gemm", *EXPERTS),
     "moe_routing, emulated": emulated("moe", "moe_routing"),
+    # Torch's graphs, whose nodes are operators: what these compute, tests of no group compare.
+    "operators in graphs": Group(
+        ("tests/operators/test_compile.py", "tests/operators/test_contract_compile.py"),
+        ON_CPU,
+    ),
+    "models in graphs": Group(("tests/models/graphs",), ON_CPU),
+    "models over ranks": Group(("tests/models/test_parallel.py",), (*ON_CPU, "tests/models/parallel_worker.py")),
+    # In processes of its own, and its parts: what is printed, what interrupts leave.
+    "the demo": Group(
+        ("tests/models/test_demo.py", "tests/models/test_demo_parts.py"),
+        (*ON_CPU, "examples/**"),
+    ),
+    # Whose tests run beside, in the checkout.
+    "the tree of a Nix build": Group(("tests/package/test_kernels_ci_tree.py",), (*ON_CPU, "tests/*.py")),
     # Of packages of one kernel, by the scripts.
     "builds": Group(
         tuple(f"tests/package/test_{each}.py" for each in ("build", "cuda_build", "rocm_build")),

@@ -1,5 +1,6 @@
 """Which tests a run takes: the same ones each time, every value of every parameter; groups that have not changed."""
 
+import ast
 import itertools
 import json
 import re
@@ -161,5 +162,63 @@ def test_a_change_of_an_input_is_seen(tmp_path, monkeypatch):
     before = group.digest()
     changed = ROOT / "integrations" / "vllm" / "rocm_fp8_vllm" / "linear.py"
     read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * (self == changed))
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"\nx = 1" * (self == changed))
     assert group.digest() != before
+
+
+def test_a_comment_is_no_change_but_where_comments_are_read(monkeypatch):
+    groups = [GROUPS[name] for name in ("mla, simulated", "planted faults in mla")]
+    before = [group.digest() for group in groups]
+    changed = ROOT / "mla_decode" / "hip" / "decode.h"
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"// Closes: nothing.\n" * (self == changed))
+    after = [group.digest() for group in groups]
+    assert after[0] == before[0] and after[1] != before[1]
+
+
+CPP = r"""
+int a = 1'000; // a comment's "
+const char* b = "// no \" comment", c = '"', d = '\'';
+/* one
+   of two lines */ int e;
+"""
+PYTHON = '''"""A module's."""
+class A:  # a comment's "
+    """A class's."""
+
+    # alone
+    def f(self, text="# no \\" comment", *, of="""\n# none
+:
+    \"""no\""" """):
+        """A function's,
+
+        of several lines: "# x"."""
+        return {"a":
+            """a value"""}
+'''
+
+
+def test_what_is_no_code():
+    assert selection.code(CPP.encode(), ".h").decode() == CPP.replace(" // a comment's \"", "").replace(
+        "/* one\n   of two lines */", ""
+    )
+    bare = re.sub(r"\s+# (alone|a comment.*)", "", PYTHON)
+    bare = bare.replace('"""A class\'s."""', "pass")
+    bare = re.sub(r'"""A function.*?"""', "pass", bare, flags=re.DOTALL)
+    assert selection.code(PYTHON.encode(), ".py").decode() == bare
+    assert selection.code(b"# a heading", ".md") == b"# a heading"
+
+
+class WithoutDocstrings(ast.NodeTransformer):
+    def generic_visit(self, node):
+        super().generic_visit(node)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+        return node
+
+
+def test_python_is_the_same_code_without_comments():
+    for path in selection.tracked("**/*.py"):
+        bare = selection.code(path.read_bytes(), ".py")
+        whole = WithoutDocstrings().visit(ast.parse(path.read_text()))
+        assert ast.dump(WithoutDocstrings().visit(ast.parse(bare))) == ast.dump(whole), path
