@@ -76,7 +76,7 @@ def norms(kernel, c, inputs: Inputs, rows: int, d: int) -> None:
         residual, after = torch.ones_like(whole), torch.ones_like(whole)
         got, wanted = call_of_ranks(given[c.rank], residual), call_alone(whole, after)
         for x, y in zip(got, wanted):
-            assert same_bytes(x, y), (rows, d)
+            assert same_bytes(x, y) and x.stride() == y.stride(), (rows, d)
         assert same_bytes(residual, after), (rows, d)
 
     both(
@@ -84,9 +84,10 @@ def norms(kernel, c, inputs: Inputs, rows: int, d: int) -> None:
         lambda x, residual: (kernel.add_rms_norm_fp8(x, residual, weight, scale),),
     )
     for scaling in ("row", "tensor", *(("group",) if d % 128 == 0 else ())):
+        keywords = dict(scaling=scaling, column_major_scales=scaling == "group")
         both(
-            lambda x, residual: c.all_reduce_add_rms_norm_dynamic_fp8(x, residual, weight, scaling=scaling),
-            lambda x, residual: kernel.add_rms_norm_dynamic_fp8(x, residual, weight, scaling=scaling),
+            lambda x, residual: c.all_reduce_add_rms_norm_dynamic_fp8(x, residual, weight, **keywords),
+            lambda x, residual: kernel.add_rms_norm_dynamic_fp8(x, residual, weight, **keywords),
         )
 
 

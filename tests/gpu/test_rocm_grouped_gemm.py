@@ -13,6 +13,7 @@ from problems.grouped_gemm import Case, draw
 from problems.inputs import normal, positive, random_fp8
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable, simulated
+from tests.settings import SEED
 
 kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
@@ -71,6 +72,43 @@ def test_all_tiles_give_the_same_bits(kernel, arch, environment, generator):
             environment(CONFIG, f"grouped_gemm:{tile['name']}")
             results.append(inputs.call(kernel, out_dtype=torch.float32)[: inputs.live()])
         assert all(same_bytes(results[0], other) for other in results[1:])
+
+
+UNITS = {"gfx942": 304, "gfx950": 256}
+
+
+def of_columns(inputs: problems.Inputs, columns: torch.Tensor) -> problems.Inputs:
+    """With scales of channels."""
+    kept = {name: getattr(inputs, name) for name in ("scale_b", "bias")}
+    kept = {name: None if t is None else t[:, columns] for name, t in kept.items()}
+    return problems.replace(inputs, b=inputs.b.view(torch.uint8)[:, columns].view(inputs.b.dtype), **kept)
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("form, which", [*((tile["name"], 0) for tile in TILES), ("t128x128", 1), ("t64x128", 2)])
+def test_a_workgroup_makes_tiles_of_several_experts(simulated_rocm, arch, environment, generator, form, which):
+    """More tiles than workgroups. What two of these write has the bytes of a launch with these columns alone."""
+    tile = FORMS[form]
+    workgroups = UNITS[arch] * tile["per_unit"]
+    n = tile["columns"] * (workgroups * 3 // 4)  # of three tiles of rows: two turns and a quarter
+    inputs = draw(case(tile["rows"] + 8, n, 272 if which == 0 else 136, which, SCALES[1]), (FORMATS[arch],), generator)
+    inputs.offsets = problems.offsets_of([tile["rows"] + 3, 0, 5])
+    environment(CONFIG, f"grouped_gemm:{form}")
+    poison = 12345.678
+    out = torch.full((inputs.count, n), poison)
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [0, 9]) as kernel:
+        inputs.call(kernel, out=out)
+        assert simulated_rocm.runtime.launches[-1][1] == (workgroups, 1, 1)
+    written = out != poison
+    columns = written.any(0)
+    part = of_columns(inputs, columns)
+    with simulated_rocm.on(arch, seed=SEED) as kernel:
+        wanted = part.call(kernel, out_dtype=torch.float32)
+    part.assert_right(wanted[: inputs.live()], form)
+    assert same_bytes(out[written], wanted[written[:, columns]])
+    firsts = [0, tile["rows"], tile["rows"] + 3]  # of tiles of rows
+    assert int(written[firsts].sum()) >= 4 * tile["columns"], "the workgroups had two tiles each"
+    assert not written[inputs.live() :].any()
 
 
 @pytest.mark.parametrize("arch", ARCHS, indirect=True)
@@ -209,3 +247,29 @@ def test_gated_tiles(kernel, simulated_rocm, arch, environment, generator, form,
     if "scale" not in keywords:
         live = inputs.live()
         assert same_bytes(got_scales[:live].contiguous(), wanted_scales[:live].contiguous())
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("form", [tile["name"] for tile in GATED])
+def test_a_workgroup_makes_gated_tiles_of_several_experts(simulated_rocm, arch, environment, generator, form):
+    """As of plain tiles, above. No result is NaN, which is what nobody has written."""
+    tile = next(tile for tile in GATED if tile["name"] == form)
+    workgroups = UNITS[arch] * tile["per_unit"]
+    hidden = 128 * (workgroups * 3 // 4)
+    problem = case(tile["rows"] + 8, 2 * hidden, 272, 0, SCALES[1], biased=None)
+    inputs = draw(problem, (FORMATS[arch],), generator)
+    inputs.offsets = problems.offsets_of([tile["rows"] + 3, 0, 5])
+    keywords = dict(inputs.gather(), expected_rows=100, scale=positive((1,), generator))
+    environment(CONFIG, f"grouped_gemm:{form}")
+    out = torch.full((inputs.count, hidden), torch.nan).to(FORMATS[arch])
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [0, 9]) as kernel:
+        kernel.grouped_gemm_swiglu_fp8(*inputs.operands(), **keywords, out=out)
+        assert simulated_rocm.runtime.launches[-1][1] == (workgroups, 1, 1)
+    written = ~out.float().isnan()
+    columns = written.any(0)
+    part = of_columns(inputs, columns.repeat(2))
+    with simulated_rocm.on(arch, seed=SEED) as kernel:
+        wanted, _ = kernel.grouped_gemm_swiglu_fp8(*part.operands(), **keywords)
+    assert same_codes(out.float()[written].to(out.dtype), wanted.float()[written[:, columns]].to(out.dtype))
+    assert int(written[[0, tile["rows"], tile["rows"] + 3]].sum()) >= 4 * 128, "the workgroups had two tiles each"
+    assert not written[inputs.live() :].any()

@@ -57,6 +57,9 @@ def filled(operator: Operator, arguments: dict) -> dict:
 def test_one_graph_that_writes_into_its_arguments(on, operator: Operator, form, compiler):
     draw = on(operator)
     arguments = operator.arguments(draw, form)
+    if compiler == "inductor" and draw.fp8 == torch.float8_e4m3fn and draw.device.type == "cuda":
+        # Its Triton converts no float8_e4m3fnuz on NVIDIA's GPUs.
+        arguments = {name: draw.fp8 if v is torch.float8_e4m3fnuz else v for name, v in arguments.items()}
     if not (compiler == "inductor" and arguments.get("scale_dtype") == torch.float8_e8m0fnu):  # it writes none
         arguments = operator.with_results(draw, arguments)
     arguments = filled(operator, arguments)
