@@ -150,8 +150,8 @@ __device__ inline void transpose(uint32_t (&words)[4], int t) {
     exchange(words[0], words[2], 2), exchange(words[1], words[3], 2);
 }
 
-// Where 128 k of a row lie. Lane t of four has block t of a column. Eight codes w of it are the pairs (i, i + 4) of a word,
-// i = 0 to 3, or (0, 2), (1, 3), (4, 6), (5, 7) of two words of FP8.
+// Where 128 k of a row lie. Lane t of four has block t of a column. Eight codes w of it are pairs: of MXFP4 (i, i + 4) of a
+// word, i = 0 to 3. Of FP8, which has two words, (0, 2), (1, 3), (4, 6), (5, 7).
 // Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
 // Here a lane has the same eight of the same block of a row. It gives each of the four lanes of that eight a pair.
 // offsets: where those of the ordered rows go, or nullptr where they are a's.

@@ -134,6 +134,7 @@ def _ours(a, scale_a, weight, scale_b, bias, dtype):
 
 
 def _linear(a, scale_a, weight, scale_b, bias, dtype):
+    # Of many rows by DeepGEMM; else as _ours.
     if a.shape[0] > _OURS_UP_TO and scale_b.dtype == torch.float32 and _deep_gemm_takes(*weight.shape, dtype):
         out = a.new_empty((a.shape[0], weight.shape[0]), dtype=dtype)
         deep_gemm.fp8_gemm_nt((a, scale_a), (weight, scale_b), out, is_deep_gemm_e8m0_used=False)
