@@ -1,25 +1,33 @@
-"""Fits what the models of common/gemm/hip/choose.h reckon with to the simulator's clock, and writes costs.h.
+"""Fits what the models of GEMMs reckon with, and writes costs.h.
 
     python -m benchmarks tune costs streams                      # of skinny_gemm and block_scaled_gemm
     python -m benchmarks tune costs block_scaled_gemm --size 1024x1536x7168 --data points.jsonl
     python -m benchmarks tune costs int8_gemm --points 0         # of the points that there are
+    python -m benchmarks tune costs h200 --times forms.json      # of `tune forms block_scaled_gemm --json`
 
-Every form that may take a size is estimated with several parts of K; the points are kept and not made twice. The fit
-is the least sum of squares of the ratios' logarithms, from the costs of today; points far from a size's best weigh
-less. A cost that is zero stays so. It prints how far the model is from the clock, and what it picks from the best
-point of its size. Estimates rank; they are no measurement.
+Those of common/gemm/hip/choose.h are fitted to the simulator's clock. Every form that may take a size is estimated with
+several parts of K; the points are kept and not made twice. Those of common/gemm/cuda/choice.h are fitted to times of
+all configurations: sections h200 and h100 to block_scaled_gemm's on these chips, int8 to int8_gemm's.
+
+The fit is the least sum of squares of the ratios' logarithms, from the costs of today. Estimates rank: what counts is a
+point's error less the mean of its size's points, and little of that mean; the further a point is from its size's best,
+the less it weighs. A cost that is zero stays so. It prints how far the model is from the points, and what it picks from
+the best point of its size. An estimate is no measurement.
 """
 
 import argparse
 import collections
 import ctypes
 import datetime
+import functools
 import itertools
 import json
 import math
 import re
 import sys
 from pathlib import Path
+
+import torch
 
 from benchmarks.harness.clock import estimated
 from benchmarks.harness.forms import ARCHS, Config, Size, form_names
@@ -30,9 +38,13 @@ from scripts.host_configs import configs
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "common" / "gemm" / "hip" / "costs.h"
 POINTS = ROOT / "build" / ".work" / "costs"
+MEASURED_HEADER = ROOT / "common" / "gemm" / "cuda" / "costs.h"
 OPERATORS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")  # by their numbers in host_configs.cpp
-# Section of the header -> its operators.
+# Section of the header -> its operators. MEASURED: of that of CUDA -> its operator.
 SECTIONS = {"streams": OPERATORS[:2], "block_scaled_gemm": OPERATORS[1:2], "int8_gemm": OPERATORS[2:]}
+MEASURED = {"h200": "block_scaled_gemm", "h100": "block_scaled_gemm", "int8": "int8_gemm"}
+# Of the fit: how a point's weight falls with best / time, to nothing at FAR; what counts of a size's mean error.
+NEARNESS, FAR, SIZES_SHARE = 4, 2, 0.2
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 FEW = [(512, 7168), (1536, 2048), (2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (4096, 14336), (2304, 16384)]
 TILES = [
@@ -45,18 +57,23 @@ SIZES = {
     "block_scaled_gemm": TILES,
     "int8_gemm": [*((m, *size) for size in FEW[:4] for m in (16, 32)), *TILES],
 }
-Point = tuple[str, int, int, int, str, int]  # operator, size, form, parts
+Point = tuple  # operator, size (three), form, parts; of what was measured also pieces
 Costs = dict[str, float]  # of a section; a form's name has its block's cycles
 
 
+def header_of(section: str) -> Path:
+    return MEASURED_HEADER if section in MEASURED else HEADER
+
+
 def text_of(section: str) -> str:
-    """A section's text in the header."""
-    return re.search(rf"\n// {section}:.*?(?=\n// \w+:|\n}}  // namespace rocm_fp8)", HEADER.read_text(), re.S)[0]
+    """A section's text in its header."""
+    text = header_of(section).read_text()
+    return re.search(rf"\n// {section}:.*?(?=\n// \w+:|\n}}  // namespace rocm_fp8)", text, re.S)[0]
 
 
 def read(section: str, arch: int) -> Costs:
     text = text_of(section)
-    fields = {name: float(value) for name, value in re.findall(r"\.(\w+) = ([\d.e-]+),", text)}
+    fields = {name: float(value) for name, value in re.findall(r"\.(\w+) = ([\d.e+-]+),", text)}
     cycles = re.findall(r"BlockCycles (\w+)\{\{([\d.]+), ([\d.]+)\}\};", text)
     return fields | {name: float(both[arch]) for name, *both in cycles}
 
@@ -66,10 +83,27 @@ def write(section: str, arch: int, costs: Costs, words: str) -> None:
     new = re.sub(r"// .*?(?=\n(?:namespace|constexpr))", f"// {section}: {words}", text, count=1, flags=re.S)
     for name, value in costs.items():
         number = f"{value:.4g}"
-        new = re.sub(rf"\.{name} = [\d.e-]+,", f".{name} = {number},", new)
+        new = re.sub(rf"\.{name} = [\d.e+-]+,", f".{name} = {number},", new)
         both = [number if place == arch else rf"\g<{place + 1}>" for place in range(len(ARCHS))]
         new = re.sub(rf" {name}\{{\{{([\d.]+), ([\d.]+)\}}\}}", f" {name}{{{{{', '.join(both)}}}}}", new)
-    HEADER.write_text(HEADER.read_text().replace(text, new))
+    header_of(section).write_text(header_of(section).read_text().replace(text, new))
+
+
+def models(points: list[Point], arch: int, costs: Costs) -> list[float]:
+    """Of points of one operator, where they were measured; else of any."""
+    if not points or len(points[0]) == 6:
+        return [model(point, arch, costs) for point in points]
+    operator, us = points[0][0], (ctypes.c_double * len(points))()
+    numbers = (ctypes.c_double * len(costs))(*costs.values())
+    configs().cuda_tiles_us(operator == "int8_gemm", numbers, len(points), _numbers(tuple(points)), us)
+    return list(us)
+
+
+@functools.lru_cache(1)
+def _numbers(points: tuple[Point, ...]) -> ctypes.Array:
+    place = {name: i for i, name in enumerate(form_names(points[0][0], "cuda"))}
+    rows = [(*size, place[form], parts, pieces) for _, *size, form, parts, pieces in points]
+    return (ctypes.c_int64 * (6 * len(rows)))(*itertools.chain(*rows))
 
 
 def model(point: Point, arch: int, costs: Costs) -> float:
@@ -104,6 +138,17 @@ def estimate(points: list[Point], arch: str, path: Path) -> None:
             file.flush()
 
 
+def measured(path: Path, operator: str) -> dict[Point, float]:
+    """Of what `tune forms --json` has kept."""
+    found = {}
+    for result in json.loads(path.read_text())["results"]:
+        for text, us in result["times"].items():
+            config = Config.parse(text)
+            if config.form != "fallback" and result["operator"] == operator:
+                found[operator, *result["size"], config.form, config.split, config.pieces] = us
+    return found
+
+
 def sizes_of(us: dict[Point, float]) -> dict[tuple, list[Point]]:
     found = collections.defaultdict(list)
     for point in us:
@@ -112,55 +157,83 @@ def sizes_of(us: dict[Point, float]) -> dict[tuple, list[Point]]:
 
 
 def fit(us: dict[Point, float], arch: int, costs: Costs) -> Costs:
-    """Each cost in turn up or down by a step that shrinks where neither is better."""
-    best_of = {size: min(map(us.__getitem__, points)) for size, points in sizes_of(us).items()}
+    """Levenberg and Marquardt's method on the costs' logarithms."""
+    points, by_size = list(us), sizes_of(us)
+    best_of = {size: min(map(us.__getitem__, all_of)) for size, all_of in by_size.items()}
+    time = torch.tensor(list(us.values()), dtype=torch.float64)
+    place = {size: i for i, size in enumerate(by_size)}
+    size_of = torch.tensor([place[point[:4]] for point in points])
+    best = torch.tensor(list(best_of.values()), dtype=torch.float64)[size_of]
+    weight = torch.where(time < FAR * best, (best / time) ** NEARNESS, 0)
+    sums = torch.zeros(len(place), dtype=torch.float64)
+    weight /= sums.index_add(0, size_of, weight)[size_of]
+    free = [name for name, value in costs.items() if value]
 
-    def error(costs: Costs) -> float:
-        return sum(best_of[p[:4]] / us[p] * math.log(model(p, arch, costs) / us[p]) ** 2 for p in us)
+    def named(logs: torch.Tensor) -> Costs:
+        return costs | dict(zip(free, logs.exp().tolist()))
 
-    costs, best, steps = dict(costs), error(costs), dict.fromkeys(costs, 0.2)
-    while max(steps.values()) > 1e-3:
-        for name, step in steps.items():
-            if step < 1e-3 or not costs[name]:
-                steps[name] = 0
-                continue
-            tries = [costs | {name: costs[name] * factor} for factor in (1 + step, 1 / (1 + step))]
-            least = min(tries, key=error)
-            better = error(least) < best
-            costs, best = (least, error(least)) if better else (costs, best)
-            steps[name] *= 1.3 if better else 0.6
-    return costs
+    def errors(logs: torch.Tensor) -> torch.Tensor:
+        """Of each point beside its size's mean, and some of that mean."""
+        of_point = (torch.tensor(models(points, arch, named(logs)), dtype=torch.float64) / time).log()
+        mean = sums.index_add(0, size_of, weight * of_point)
+        return torch.cat([weight.sqrt() * (of_point - mean[size_of]), SIZES_SHARE * mean])
+
+    logs = torch.tensor([costs[name] for name in free], dtype=torch.float64).log()
+    now, damping, nudge = errors(logs), 1e-2, 0.05
+    while nudge > 1e-3:  # the models have kinks: where slopes lead nowhere, they are taken nearer
+        nudges = nudge * torch.eye(len(free), dtype=torch.float64)
+        slopes = torch.stack([(errors(logs + each) - errors(logs - each)) / (2 * nudge) for each in nudges], 1)
+        curvature, down, before = slopes.T @ slopes, slopes.T @ now, now @ now
+        while damping < 1e3:
+            held = curvature + damping * torch.diag(curvature.diagonal() + 1e-4 * curvature.diagonal().max())
+            step = torch.linalg.solve(held, -down).clamp(-0.5, 0.5)
+            if (then := errors(logs + step)) @ then < before:
+                logs, now, damping = logs + step, then, damping / 3
+                break
+            damping *= 4
+        if before - now @ now < 1e-4 * before:
+            nudge, damping = nudge / 2, 1e-2
+    return named(logs)
 
 
 def described(us: dict[Point, float], arch: int, costs: Costs) -> str:
-    squares = sum(math.log(model(p, arch, costs) / us[p]) ** 2 for p in us) / len(us)
+    made = dict(zip(us, models(list(us), arch, costs)))
+    squares = sum(math.log(made[point] / us[point]) ** 2 for point in us) / len(us)
     slower = []
     for size, points in sizes_of(us).items():
-        pick = min(points, key=lambda p: model(p, arch, costs))
+        pick = min(points, key=made.__getitem__)
         slower.append(us[pick] / min(map(us.__getitem__, points)))
         if slower[-1] > 1.05:
             print(f"{size}: {pick[4:]}, {100 * slower[-1] - 100:.0f} % slower than the best", file=sys.stderr)
     mean = math.prod(slower) ** (1 / len(slower))
     return (
-        f"{len(us)} estimates, {100 * squares**0.5:.1f} % off; picks at {len(slower)} sizes: {100 * mean - 100:.1f} % "
+        f"{len(us)} points, {100 * squares**0.5:.1f} % off; picks at {len(slower)} sizes: {100 * mean - 100:.1f} % "
         f"slower than the best in the mean, {100 * max(slower) - 100:.1f} % at most"
     )
 
 
+def estimated_points(args: argparse.Namespace, arch: int) -> dict[Point, float]:
+    path = args.data or POINTS / f"{args.arch}.jsonl"
+    sizes = [tuple(map(int, each.split("x"))) for each in args.size] or SIZES[args.section]
+    points = wanted(args.section, arch, sizes)
+    estimate([each for each in points if each not in kept(path)][: args.points], args.arch, path)
+    return {point: us for point, us in kept(path).items() if point in set(points)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("section", choices=(*SECTIONS, *MEASURED))
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="whose clock, and whose cycles of a block")
     parser.add_argument("--data", type=Path, help="points, a line each (default: in the build folder)")
     parser.add_argument("--size", action="append", default=[], metavar="MxNxK", help="in place of the usual ones")
     parser.add_argument("--points", type=int, help="estimate at most so many new ones")
+    parser.add_argument("--times", type=Path, help="of h200, h100 and int8: the file that `tune forms --json` wrote")
     parser.add_argument("--write", action="store_true", help="write the header")
     args = parser.parse_args()
-    arch, path = ARCHS.index(args.arch), args.data or POINTS / f"{args.arch}.jsonl"
-    sizes = [tuple(map(int, each.split("x"))) for each in args.size] or SIZES[args.section]
-    points = wanted(args.section, arch, sizes)
-    estimate([each for each in points if each not in kept(path)][: args.points], args.arch, path)
-    us = {point: us for point, us in kept(path).items() if point in set(points)}
+    if bool(args.times) != (args.section in MEASURED):
+        parser.error(f"--times: of {', '.join(MEASURED)}, which need it")
+    arch = ARCHS.index(args.arch)
+    us = measured(args.times, MEASURED[args.section]) if args.times else estimated_points(args, arch)
     costs = read(args.section, arch)
     print("today:", described(us, arch, costs))
     costs = fit(us, arch, costs)
@@ -168,6 +241,7 @@ def main() -> None:
     print("fitted:", words)
     print(*(f"{name} {value:.4g}" for name, value in costs.items()), sep="\n")
     if args.write:
-        command = f"python -m benchmarks tune costs {args.section} --arch {args.arch} --write"
+        how = "--times FILE" if args.times else f"--arch {args.arch}"
+        command = f"python -m benchmarks tune costs {args.section} {how} --write"
         date = datetime.date.today().isoformat()
         write(args.section, arch, costs, f"`{command}`, {commit()}, {date}:\n// {words}.")

@@ -56,13 +56,16 @@ def assert_between(got: torch.Tensor, one: torch.Tensor, other: torch.Tensor, wh
         raise AssertionError(f"{what}: {int(outside.sum())} of {got.numel()} elements; at {first} {values}")
 
 
-def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+def assert_near(got: torch.Tensor, wanted: torch.Tensor, computed_from: torch.dtype | None = None) -> None:
     """Beside sums in another order: within a few of the type's roundings of the largest number; NaN in the same places.
 
-    A check that two ways of computing are the same function; how exact each is, tests of its own say."""
+    computed_from: the type that values were rounded to before, as those of which a scale is computed. A check that two
+    ways of computing are the same function; how exact each is, tests of its own say."""
     assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
     of_sums = 2.0**-12 if on_hopper(got) else 2.0**-16  # its tensor cores keep fewer bits
-    rounding = {torch.float32: of_sums, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}.get(got.dtype, 2.0**-3)
+    rounding = {torch.float32: of_sums, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}.get(
+        computed_from or got.dtype, 2.0**-3
+    )
     g, w = got.float(), wanted.float()
     if got.dtype in (torch.int8, torch.int32):
         assert ((g - w).abs() <= 1).all() and (g != w).sum() <= max(2, g.numel() // 50)

@@ -153,6 +153,19 @@ void cuda_int8_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int6
     out[1] = c.splits;
     out[2] = c.pieces;
 }
+// Of block_scaled_gemm or int8_gemm, on an H200's multiprocessors. points: m, n, k, form, splits, pieces (0: the fewest).
+// costs: those of tiles::Costs, in their order.
+void cuda_tiles_us(int int8, const double* costs, int64_t count, const int64_t (*points)[6], double* us) {
+    for (int64_t i = 0; i < count; ++i) {
+        const auto [m, n, k, form, splits, pieces] = points[i];
+        const tiles::Form& f = int8 ? int8_gemm::cuda::kForms[form] : block_scaled_gemm::cuda::kForms[form];
+        const int stages = int8 ? int8_gemm::cuda::stages(f) : block_scaled_gemm::cuda::stages(f);
+        const int64_t rows = int8 ? int8_gemm::cuda::class_of(m) : block_scaled_gemm::row_class(m);
+        const tiles::Size size{rows, n, k, tiles::kH200};
+        us[i] = estimated_us(f, stages, *(const tiles::Costs*)costs, int(splits),
+                             pieces ? pieces : fewest_pieces(f, size), size);
+    }
+}
 void cuda_grouped_config(int64_t m, int64_t n, int64_t k_bytes, int64_t groups, int64_t expected, int multiprocessors,
                          int64_t out[5]) {
     using namespace grouped_gemm::cuda;

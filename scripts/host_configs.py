@@ -32,6 +32,7 @@ FUNCTIONS = {
     "int8_fallback_shape": (INT, (INT,), 0),
     "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT, INT), 3),
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
+    "cuda_tiles_us": (None, (INT, ctypes.POINTER(DOUBLE), LONG, ctypes.POINTER(LONG), ctypes.POINTER(DOUBLE)), 0),
     "cuda_grouped_config": (None, (LONG, LONG, LONG, LONG, LONG, INT), 5),
     "cuda_grouped_gated": (INT, (LONG, LONG, LONG, LONG, LONG, INT), 0),
     "grouped_config": (None, (LONG, LONG, LONG, LONG, INT, INT, LONG), 2),

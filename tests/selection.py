@@ -56,13 +56,15 @@ def tracked(*patterns: str) -> set[Path]:
     return {path for each in found.split("\0") if each and (path := ROOT / each).is_file()}
 
 
-# Strings, which are kept, or comments with the space before them. In C++ a quote between digits is neither.
+# Strings, which are kept, or comments with the space before them, or empty lines. In C++ a quote between digits is no
+# string.
 STRING, CHARACTERS = r'"(?:[^"\\\n]|\\.)*"', r"'(?:[^'\\\n]|\\.)*'"
-IN_CPP = re.compile(rf"({STRING}|(?<!\w){CHARACTERS})|\s*//[^\n]*|/\*.*?\*/", re.DOTALL)
+EMPTY = r"(?:[ \t]*\n)+"
+IN_CPP = re.compile(rf"({STRING}|(?<!\w){CHARACTERS})|\s*//[^\n]*|/\*.*?\*/|(\n){EMPTY}", re.DOTALL)
 # A docstring stands behind a colon, on lines of its own.
 LONG, LONGER = r'"""(?:[^\\]|\\.)*?"""', r"'''(?:[^\\]|\\.)*?'''"
-DOCSTRING = rf":(?:\s*#[^\n]*)?(?P<space>\n\s+)r?{LONG}(?=\n|$)"
-IN_PYTHON = re.compile(rf"{DOCSTRING}|({LONG}|{LONGER}|{STRING}|{CHARACTERS})|\s*#[^\n]*", re.DOTALL)
+DOCSTRING = rf":(?:\s*#[^\n]*)?(\n\s+)r?{LONG}(?=\n|$)"
+IN_PYTHON = re.compile(rf"{DOCSTRING}|({LONG}|{LONGER}|{STRING}|{CHARACTERS})|\s*#[^\n]*|(\n){EMPTY}", re.DOTALL)
 
 
 @functools.cache
@@ -70,10 +72,10 @@ def code(content: bytes, suffix: str) -> bytes:
     """A file without what no compiler reads: comments, docstrings of functions and classes. A module's docstring stays,
     which commands print."""
     if suffix in (".cpp", ".h", ".cu", ".hip"):
-        return IN_CPP.sub(r"\1", content.decode()).encode()
+        return IN_CPP.sub(r"\1\2", content.decode()).encode()
     if suffix != ".py":
         return content
-    kept = lambda found: f":{found[1]}pass" if found[1] else found[2] or ""
+    kept = lambda found: f":{found[1]}pass" if found[1] else found[2] or found[3] or ""
     return IN_PYTHON.sub(kept, content.decode()).encode()
 
 

@@ -41,6 +41,7 @@ from simulator.host.library import Runtime
 ROOT = Path(__file__).resolve().parents[2]
 ALIGNMENT = 512  # of what a GPU's allocator gives
 FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+UNITS = {"gfx942": 304, "gfx950": 256}  # compute units
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -52,7 +52,7 @@ def sweep(
     def alone(choice: Choice, fastest: float) -> float:
         with forced(operator, choice):
             case.verify_ours(str(choice or "own choice"))
-            us = gpu_timing.once(case.ours, 1 % case.count)
+            us = min(gpu_timing.once(case.ours, i % case.count) for i in (1, 2))  # one may meet a hiccup
             if us > max(HOPELESS_US, HOPELESS * fastest):
                 return us
             return gpu_timing.measure({"alone": record(case.ours, case.count, LAUNCHES)}, ALONE)["alone"].median_us

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from benchmarks.harness.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS, UNITS
 from scripts.host_configs import configs
 
 ARCHS = tuple(FORMATS)
@@ -30,7 +30,7 @@ ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 1024, 1025, 6144)
 @pytest.mark.parametrize("chip", range(len(ARCHS)), ids=ARCHS)
 @pytest.mark.parametrize("n, k", SIZES)
 def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
-    host, units = configs(), (304, 256)[chip]
+    host, units = configs(), UNITS[ARCHS[chip]]
     for m in ROWS:
         shape, parts = host.block_scaled_config(m, n, k, chip)
         rows = host.block_scaled_row_class(m)

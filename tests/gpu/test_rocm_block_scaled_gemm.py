@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
-from benchmarks.harness.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS, UNITS
 from problems.block_scaled_gemm import GROUP, SQUARE, VALUES, Inputs, draw, row_classes, run
 from problems.buffers import Guarded, same_bytes
 from problems.gemm import (
@@ -280,7 +280,7 @@ def test_the_counters_are_left_at_zero(kernel, fp8, generator, config):
 def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, shape, fp8, generator, config):
     """More tiles than the chip has room for: the first workgroup has two of them, of which the second is far away."""
     config(shape, 1)
-    units = {"gfx942": 304, "gfx950": 256}[arch] * FORMS_OF[shape]["per_unit"]
+    units = UNITS[arch] * FORMS_OF[shape]["per_unit"]
     width = FORMS_OF[shape]["columns"]
     n = width * (units + 3)
     inputs = draw(Problem(3, n, 144 if shape < FIRST_DIRECT else 384, fp8), generator, bias=bias_of(torch.float32))

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from benchmarks.harness.simulated_rocm import UNITS
 from scripts.machine_code_gates import skinny_shapes as shapes
 from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
@@ -131,7 +132,7 @@ def gemm(library, m: int, n: int, k: int, arch: int = GFX942, aligned: int = 1) 
 
 def may_have(parts: int, shape: dict, n: int, k: int, arch: int) -> bool:
     """A counter for each tile, a block for each wave, at most two workgroups for each place of the chip."""
-    tiles, places = -(-n // shape["columns"]), (304, 256)[arch] * shape["per_unit"]
+    tiles, places = -(-n // shape["columns"]), tuple(UNITS.values())[arch] * shape["per_unit"]
     few = tiles <= 1024 and tiles * parts <= 2 * places and -(-k // 128) // parts >= shape["waves"]
     return parts == 1 or (parts <= 16 and few)
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.harness.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS, UNITS
 from problems import grouped_gemm as problems
 from problems.buffers import Guarded, same_bytes, same_codes
 from problems.grouped_gemm import Case, draw
@@ -72,9 +72,6 @@ def test_all_tiles_give_the_same_bits(kernel, arch, environment, generator):
             environment(CONFIG, f"grouped_gemm:{tile['name']}")
             results.append(inputs.call(kernel, out_dtype=torch.float32)[: inputs.live()])
         assert all(same_bytes(results[0], other) for other in results[1:])
-
-
-UNITS = {"gfx942": 304, "gfx950": 256}
 
 
 def of_columns(inputs: problems.Inputs, columns: torch.Tensor) -> problems.Inputs:

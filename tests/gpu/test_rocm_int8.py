@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
-from benchmarks.harness.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS, UNITS
 from problems import gemm
 from problems.buffers import Guarded, same_bytes
 from problems.inputs import FLOATS, normal, short
@@ -24,7 +24,6 @@ CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 TILES = configs().tables["int8_tiles"]
 GENERAL = sorted({configs().int8_fallback_shape(shape) for shape in range(len(TILES))})
-UNITS = (304, 256)
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, genera
     """More tiles than the chip has room for: the first workgroup has two, the second one of another batch."""
     config(5, 1)
     tile = TILES[5]
-    room = UNITS[ARCHS.index(arch)] * tile["per_unit"]
+    room = UNITS[arch] * tile["per_unit"]
     batch = room + 8
     a, b = any_bytes((batch, 3, 144), generator), any_bytes((batch, tile["columns"], 144), generator)
     out = torch.full((batch, 3, tile["columns"]), torch.nan)
@@ -183,7 +182,7 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(batch, n, k, gener
             fits = fits and (each in GENERAL or not general)
             tiles = batch * -(-m // tile["rows"]) * -(-n // tile["columns"])
             for count in range(1, 17):
-                room = 2 * UNITS[chip] * tile["per_unit"]
+                room = 2 * UNITS[ARCHS[chip]] * tile["per_unit"]
                 split = tiles <= 1024 and tiles * count <= room and -(-k // 128) // count >= 4
                 allowed = fits and (count == 1 or split)
                 found |= allowed and (each, count) == (shape, parts)

@@ -1,5 +1,7 @@
 """The fit of the ROCm GEMMs' models: it reads and writes the header, asks the C++ models, finds costs again."""
 
+import itertools
+import json
 import math
 import re
 
@@ -59,3 +61,56 @@ def test_a_cost_that_is_zero_stays_so():
     costs = command.read("streams", 0) | {"power": 0}
     points = command.wanted("streams", 0, [(32, 4096, 7168)])
     assert command.fit({point: 10.0 for point in points}, 0, costs)["power"] == 0
+
+
+MEASURED = pytest.mark.parametrize("section", command.MEASURED)
+
+
+def made_up(section: str, costs: dict) -> dict:
+    """Times of all forms, as these costs have them."""
+    operator = command.MEASURED[section]
+    sizes = (
+        (4, 128, 3744),
+        (13, 3888, 336),
+        (64, 4096, 7168),
+        (300, 1152, 1040),
+        (2604, 6512, 2224),
+        (6144, 7168, 2048),
+    )
+    points = [
+        (operator, *size, form, parts, pieces)
+        for size, form, parts in itertools.product(sizes, command.form_names(operator, "cuda"), (1, 2, 5))
+        for pieces in (0, 40)
+    ]
+    return dict(zip(points, command.models(points, 0, costs)))
+
+
+@MEASURED
+def test_costs_are_found_again_from_times_of_forms(section, tmp_path):
+    costs = command.read(section, 0)
+    us = made_up(section, costs)
+    results = {}
+    for (operator, *size, form, parts, pieces), time in us.items():
+        results.setdefault((operator, *size), {"fallback": 9999.0})[str(command.Config(form, parts, pieces))] = time
+    kept = [{"operator": operator, "size": size, "times": times} for (operator, *size), times in results.items()]
+    (tmp_path / "forms.json").write_text(json.dumps({"results": [*kept, kept[0] | {"operator": "another"}]}))
+    found = command.measured(tmp_path / "forms.json", command.MEASURED[section])
+    assert found == us
+    away = costs | {"start_us": 1.4 * costs["start_us"], "read_rate": 0.7 * costs["read_rate"]}
+    fitted = command.fit(found, 0, away)
+    error = lambda costs: max(
+        abs(math.log(one / two)) for one, two in zip(command.models(list(us), 0, costs), us.values())
+    )
+    assert error(fitted) < 0.06 < 0.1 < error(away)
+
+
+@MEASURED
+def test_what_is_written_of_measured_costs_is_read(monkeypatch, tmp_path, section):
+    header = tmp_path / command.MEASURED_HEADER.name
+    header.write_text(command.MEASURED_HEADER.read_text())
+    monkeypatch.setattr(command, "MEASURED_HEADER", header)
+    others = [command.text_of(each) for each in command.MEASURED if each != section]
+    costs = {name: 1.25 * value for name, value in command.read(section, 0).items()}
+    command.write(section, 0, costs, "`a command`, 0123456, 2026-01-02:\n// words.")
+    assert command.read(section, 0) == pytest.approx(costs, rel=1e-3)
+    assert [command.text_of(each) for each in command.MEASURED if each != section] == others
