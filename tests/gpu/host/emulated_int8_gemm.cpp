@@ -34,7 +34,7 @@ extern "C" int form_splits(int form) { return kForms[form].splits(); }
 extern "C" void run_form(int index, int splits, int even, int multiprocessors, const Args* a) {
     const Form& form = kForms[index];
     const tiles::Size size{a->m, a->n, a->k, 4};
-    const int64_t pieces = even ? tiles::even_pieces(form, splits, size) : tiles::fewest_pieces(form, size);
+    const int64_t pieces = even ? tiles::filling_pieces(form, splits, size) : tiles::fewest_pieces(form, size);
     const Tiling tiling = tiles::tiling_of(form, splits, int(pieces), a->m, a->n);
     const auto map = [&](const Operand& x, int64_t rows, int height) {
         return CUtensorMap{reinterpret_cast<const uint8_t*>(x.data), rows, a->k, x.row_stride, height};
