@@ -54,7 +54,7 @@ struct Costs {
 };
 constexpr double kProductsACycle = 4096;  // multiplications and additions of a multiprocessor
 // Clusters of 1, 2 and so on CTAs that kH200 multiprocessors hold at once, one CTA each: by the steps in measured times
-// (H200, 2026-11-30). No more of a cluster's CTAs are on one multiprocessor than of others, and all are in one GPC.
+// (H200, 2026-11-30). A cluster's CTAs are in one GPC, so that some multiprocessors are left over.
 constexpr int kClusters[kMostSplits] = {kH200, 66, 38, 30, 24, 18, 15, 15};
 
 // Whether TMA's coordinates, signed numbers of 32 bits, reach all rows and the end of the last step.
