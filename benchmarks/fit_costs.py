@@ -213,17 +213,19 @@ def described(us: dict[Point, float], arch: int, costs: Costs) -> str:
 
 
 def estimated_points(args: argparse.Namespace, arch: int) -> dict[Point, float]:
-    path = args.data or POINTS / f"{args.arch}.jsonl"
+    path = args.data or POINTS / f"{ARCHS[arch]}.jsonl"
     sizes = [tuple(map(int, each.split("x"))) for each in args.size] or SIZES[args.section]
     points = wanted(args.section, arch, sizes)
-    estimate([each for each in points if each not in kept(path)][: args.points], args.arch, path)
-    return {point: us for point, us in kept(path).items() if point in set(points)}
+    known = kept(path)
+    estimate([each for each in points if each not in known][: args.points], ARCHS[arch], path)
+    known = kept(path)
+    return {point: known[point] for point in points if point in known}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=(*SECTIONS, *MEASURED))
-    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="whose clock, and whose cycles of a block")
+    parser.add_argument("--arch", choices=ARCHS, help=f"whose clock, and whose cycles of a block (default: {ARCHS[0]})")
     parser.add_argument("--data", type=Path, help="points, a line each (default: in the build folder)")
     parser.add_argument("--size", action="append", default=[], metavar="MxNxK", help="in place of the usual ones")
     parser.add_argument("--points", type=int, help="estimate at most so many new ones")
@@ -232,7 +234,9 @@ def main() -> None:
     args = parser.parse_args()
     if bool(args.times) != (args.section in MEASURED):
         parser.error(f"--times: of {', '.join(MEASURED)}, which need it")
-    arch = ARCHS.index(args.arch)
+    if args.times and (args.arch or args.data or args.size or args.points is not None):
+        parser.error("--arch, --data, --size and --points are of estimates by the clock: they do not go with --times")
+    arch = ARCHS.index(args.arch or ARCHS[0])
     us = measured(args.times, MEASURED[args.section]) if args.times else estimated_points(args, arch)
     costs = read(args.section, arch)
     print("today:", described(us, arch, costs))
@@ -241,7 +245,7 @@ def main() -> None:
     print("fitted:", words)
     print(*(f"{name} {value:.4g}" for name, value in costs.items()), sep="\n")
     if args.write:
-        how = "--times FILE" if args.times else f"--arch {args.arch}"
+        how = "--times FILE" if args.times else f"--arch {ARCHS[arch]}"
         command = f"python -m benchmarks tune costs {args.section} {how} --write"
         date = datetime.date.today().isoformat()
         write(args.section, arch, costs, f"`{command}`, {commit()}, {date}:\n// {words}.")

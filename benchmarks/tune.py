@@ -7,7 +7,7 @@
 
 A configuration is what ROCM_FP8_KERNELS_CONFIG takes behind the operator: a form, parts of K, pieces of the columns.
 On a GPU each is verified and timed alone; then the own choice and those near the fastest are timed in turn. Weights are
-constant, as in decoding. What the choices go by (config.h, forms.h) is fitted to --json. By the clock nothing is
+constant, as in decoding. `tune costs` fits what the choices go by to --json. By the clock nothing is
 verified, and a configuration takes seconds.
 """
 

@@ -1,4 +1,4 @@
-"""The fit of the ROCm GEMMs' models: it reads and writes the header, asks the C++ models, finds costs again."""
+"""The fit of the GEMMs' models: it reads and writes their headers, asks the C++ models, finds costs again."""
 
 import itertools
 import json
@@ -102,6 +102,14 @@ def test_costs_are_found_again_from_times_of_forms(section, tmp_path):
         abs(math.log(one / two)) for one, two in zip(command.models(list(us), 0, costs), us.values())
     )
     assert error(fitted) < 0.06 < 0.1 < error(away)
+
+
+@pytest.mark.parametrize("more", ["--arch gfx950", "--data points", "--size 1x16x128", "--points 0"])
+def test_what_times_do_not_use_is_refused(monkeypatch, capsys, more):
+    monkeypatch.setattr("sys.argv", ["costs", "h200", "--times", "forms.json", *more.split()])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "do not go with --times" in capsys.readouterr().err
 
 
 @MEASURED
