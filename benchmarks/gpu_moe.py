@@ -1,11 +1,13 @@
 """Mixtures of experts on this GPU, as markdown: the parts, and layers beside DeepGEMM and torch.compile.
 
 Timed are routing, sorting and combining, and fused_moe at models' sizes; both grouped GEMMs of a layer beside
-DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own operators with bfloat16 weights.
+DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own operators with bfloat16 weights, and
+beside vLLM's own experts, where it is installed.
 
     python -m benchmarks measure moe
     python -m benchmarks measure moe --tokens 64 --only I2048
     python -m benchmarks measure moe --peers              the tables with peers alone; each row is timed in turn
+    python -m benchmarks measure moe --skew 1             some experts are chosen more often than others, as in models
 
 FP8 weights of random codes with scales of 128x128 blocks, and MX ones beside 16-bit rows; routings at random,
 launches in a graph. Each result is held to the reference's before it is timed. Layers of one call follow one another
@@ -13,6 +15,7 @@ without a pause: what the cache holds of their weights is as in a model whose la
 """
 
 import argparse
+import functools
 import statistics
 from collections.abc import Callable
 
@@ -21,7 +24,8 @@ import torch
 from benchmarks.harness import mx_cases, sections
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import attempt
-from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, unfused
+from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, of_vllm, unfused
+from benchmarks.harness.routings import add_skew, drawn_experts
 from benchmarks.harness.table import Table, cell
 
 LAYERS = ((256, 8, 7168, 256), (256, 8, 7168, 2048), (128, 8, 4096, 768), (8, 2, 4096, 14336))  # E, top, D, I
@@ -112,14 +116,26 @@ def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor,
     return w13, w2, scales
 
 
-def fused(table: Table, kernel, name: str, chosen: int, weights_of: tuple, tokens: tuple[int, ...]) -> None:
+class Router:
+    """Weights and experts of tokens, as moe_route gives them."""
+
+    def __init__(self, skew: float, device: str = "cuda"):
+        self.skew, self.generator = skew, torch.Generator(device).manual_seed(0)
+
+    def __call__(self, tokens: int, experts: int, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.rand(tokens, chosen, device=self.generator.device, generator=self.generator)
+        ids = drawn_experts(tokens, experts, chosen, self.skew, self.generator)
+        return weights / weights.sum(1, keepdim=True), ids
+
+
+def fused(table: Table, kernel, name: str, chosen: int, weights_of: tuple, tokens: tuple[int, ...], route) -> None:
     """weights_of: w13, w2 and keywords."""
     w13, w2, keywords = weights_of
     (experts, d), device = w2.shape[:2], w2.device
     each = sum(t.nbytes for t in (w13, w2, *keywords.values()) if isinstance(t, torch.Tensor)) / experts
     for count in tokens:
         x = torch.randn(count, d, device=device, dtype=torch.bfloat16)
-        weights, ids = kernel.moe_route(torch.randn(count, experts, device=device), chosen, renormalize=True)
+        weights, ids = route(count, experts, chosen)
         arguments = (x, w13, w2, weights, ids)
         got = kernel.fused_moe(*arguments, **keywords)
         few = slice(0, min(count, 4))  # the reference takes wide copies of experts
@@ -135,15 +151,14 @@ def held_to(got: torch.Tensor, wanted: torch.Tensor, least: float, what: str) ->
         raise SystemExit(f"{what} is wrong")
 
 
-def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...], route) -> None:
     """Sorted rows without a gather, which DeepGEMM has not; its padding of rows is made outside of the call."""
     experts, chosen, d, hidden = layer
     for n, k in ((2 * hidden, d), (d, hidden)):
         b = codes((experts, n, k), kernel.fp8_dtype("cuda"))
         scale_b = torch.rand(experts, -(-n // BLOCK), -(-k // BLOCK), device="cuda") * 1e-3
         for count in tokens:
-            ids = torch.rand(count, experts, device="cuda").argsort(1)[:, :chosen].int()
-            _, offsets, _ = kernel.moe_sort(ids, experts)
+            _, offsets, _ = kernel.moe_sort(route(count, experts, chosen)[1], experts)
             a, scale_a = codes((count * chosen, k), b.dtype), torch.rand(count * chosen, -(-k // BLOCK), device="cuda")
             out = torch.empty(count * chosen, n, dtype=torch.bfloat16, device="cuda")
             operands = a, scale_a, b, scale_b, offsets
@@ -164,27 +179,28 @@ def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tok
             table.row(name, str(count), cell(us["ours"]), cell(us.get("peer")), cell(ratio))
 
 
-def beside_torch(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+def of_torch(w13: torch.Tensor, w2: torch.Tensor, scales: dict) -> Callable:
+    wide = dequantised(w13, scales["scale_w13"]), dequantised(w2, scales["scale_w2"])
+    torch._dynamo.reset()  # each size is compiled for itself
+    compiled = torch.compile(unfused, fullgraph=True)
+    return lambda x, weights, ids: compiled(x, *wide, weights, ids)
+
+
+def beside(table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, name: str, make: Callable) -> None:
+    """fused_moe and what make(w13, w2, scales) gives: a function of rows, weights and experts."""
     experts, chosen, d, _ = layer
     w13, w2, scales = fp8_experts(kernel, layer)
-    wide = dequantised(w13, scales["scale_w13"]), dequantised(w2, scales["scale_w2"])
     for count in tokens:
-        torch._dynamo.reset()  # each size is compiled for itself
         x = torch.randn(count, d, device="cuda", dtype=torch.bfloat16)
-        weights, ids = kernel.moe_route(torch.randn(count, experts, device="cuda"), chosen, renormalize=True)
-        compiled = torch.compile(unfused, fullgraph=True)
-
-        def ours(x=x, weights=weights, ids=ids) -> torch.Tensor:
-            return kernel.fused_moe(x, w13, w2, weights, ids, **scales)
-
-        def theirs(x=x, weights=weights, ids=ids, compiled=compiled) -> torch.Tensor:
-            return compiled(x, *wide, weights, ids)
-
-        calls, result = {"ours": ours}, attempt("torch.compile", theirs)
+        weights, ids = route(count, experts, chosen)
+        calls = {"ours": functools.partial(kernel.fused_moe, x, w13, w2, weights, ids, **scales)}
+        peer = attempt(name, lambda: make(w13, w2, scales))
+        theirs = functools.partial(peer, x, weights, ids) if peer else None
+        result = attempt(name, theirs) if peer else None
         if result is not None:
             calls["theirs"] = theirs
             # Ours rounds x and hidden values to FP8.
-            held_to(ours(), result, 0.1, f"fused_moe, or torch's composition, at {layer}, {count} tokens")
+            held_to(calls["ours"](), result, 0.1, f"fused_moe, or {name}, at {layer}, {count} tokens")
         us = in_turn_us(calls)
         ratio = us["theirs"] / us["ours"] if "theirs" in us else None
         table.row(title(layer), str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
@@ -195,11 +211,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--only", default="", metavar="TEXT", help="layers whose name (E256 top8 D7168 I2048) holds it")
     parser.add_argument("--peers", action="store_true", help="the tables with peers alone")
+    add_skew(parser)
     sections.add_options(parser)
     args = parser.parse_args()
     gpu = find_gpu()
     kernel = gpu.kernel
     torch.manual_seed(0)
+    route = Router(args.skew)
     with sections.recorded("gpu_moe", args):
         print(f"- {', '.join(gpu.environment.values())}\n")
         layers = [layer for layer in LAYERS if args.only in title(layer)]
@@ -208,21 +226,23 @@ def main() -> None:
             columns = ["tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]
             table = Table(["fused_moe", *columns], ["us"])
             for layer in layers:
-                fused(table, kernel, title(layer), layer[1], fp8_experts(kernel, layer), tuple(args.tokens or TOKENS))
-            generator = torch.Generator("cuda")
+                experts, counts = fp8_experts(kernel, layer), tuple(args.tokens or TOKENS)
+                fused(table, kernel, title(layer), layer[1], experts, counts, route)
             for title_of, draw in (("MXFP4 weights", mx_cases.mxfp4), ("MXFP8 weights", mx_cases.mxfp8)):
                 table = Table([title_of, *columns], ["us"])
                 for layer in mx_cases.MIXTURES:
                     if args.only in layer.name:
-                        experts = mx_cases.experts_of(layer, generator, draw)
-                        fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
+                        experts = mx_cases.experts_of(layer, route.generator, draw)
+                        counts = tuple(args.tokens or mx_cases.TOKENS)
+                        fused(table, kernel, layer.name, layer.chosen, experts, counts, route)
                 print()
-        beside = tuple(args.tokens or PEER_TOKENS)
+        counts, with_torch = tuple(args.tokens or PEER_TOKENS), "torch.compile, bfloat16"
         for operator, peer, run in (
-            ("grouped_gemm", "DeepGEMM, us", beside_deep_gemm),
-            ("fused_moe", "torch.compile, bfloat16, us", beside_torch),
+            ("grouped_gemm", "DeepGEMM", beside_deep_gemm),
+            ("fused_moe", with_torch, functools.partial(beside, name=with_torch, make=of_torch)),
+            ("fused_moe", "vLLM's Triton", functools.partial(beside, name="vLLM", make=of_vllm)),
         ):
-            table = Table([operator, "tokens", "us", peer, "ratio"], ["us", peer])
+            table = Table([operator, "tokens", "us", f"{peer}, us", "ratio"], ["us", f"{peer}, us"])
             for layer in layers:
-                run(table, kernel, layer, beside)
+                run(table, kernel, layer, counts, route)
             print()

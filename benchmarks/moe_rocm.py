@@ -9,7 +9,7 @@
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
 columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm_gate and, of MX rows, quantisation.
-Routings are drawn at random; all tokens have the last expert, but of MXFP4 ones.
+Routings are drawn at random, by --skew; all tokens have the last expert, but of MXFP4 ones.
 Estimates rank; they are no measurement (simulator/README.md).
 """
 
@@ -24,6 +24,7 @@ from benchmarks.harness.clock import Clock, parser
 from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.mx_cases import BLOCK, MIXTURES, TOKENS, Mixture
+from benchmarks.harness.routings import add_skew, drawn_experts
 from benchmarks.harness.simulated_rocm import FORMATS, empty
 from benchmarks.harness.table import Table
 from simulator.timing import cost
@@ -54,11 +55,11 @@ LAYERS = (
 CHALLENGE = (Layer(7168, 2048, 33, 5, {}), (2048, 8192))
 
 
-def routing(tokens: int, layer: Layer | Mixture) -> torch.Tensor:
+def routing(tokens: int, layer: Layer | Mixture, skew: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(tokens)
     if isinstance(layer, Mixture):
-        return torch.rand(tokens, layer.experts, generator=generator).argsort(1)[:, : layer.chosen].int()
-    routed = torch.rand(tokens, layer.experts - 1, generator=generator).argsort(1)[:, : layer.chosen - 1].int()
+        return drawn_experts(tokens, layer.experts, layer.chosen, skew, generator)
+    routed = drawn_experts(tokens, layer.experts - 1, layer.chosen - 1, skew, generator)
     return torch.cat([routed, torch.full((tokens, 1), layer.experts - 1, dtype=torch.int32)], 1)
 
 
@@ -79,11 +80,11 @@ def us(clock: Clock, call) -> tuple[float, str]:
     return 1e6 * sum(each.seconds for each in results), results[0].bound
 
 
-def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, first: Config | None, config):
-    """(microseconds, bound) of stage 1 and of stage 2. dtype: of the experts; None: FP8. first, config: their forms."""
+def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, args: argparse.Namespace):
+    """(microseconds, bound) of stage 1 and of stage 2. dtype: of the experts; None: FP8."""
     fp8, kernel = dtype is None, clock.rocm.kernel
     kind = FORMATS[clock.arch] if fp8 else dtype
-    rows, offsets, _ = kernel.reference.moe_sort(routing(tokens, layer), layer.experts)
+    rows, offsets, _ = kernel.reference.moe_sort(routing(tokens, layer, args.skew), layer.experts)
     rows, offsets, slots = placed(rows), placed(offsets), tokens * layer.chosen
 
     def gemm(a_rows: int, n: int, k: int, gates: bool, **gather):
@@ -104,9 +105,9 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
         out = empty((slots, n), dtype or torch.bfloat16)
         return us(clock, lambda kernel: kernel.grouped_gemm(*operands, **gather, out=out))
 
-    with forced("grouped_gemm", first or config):
+    with forced("grouped_gemm", args.first or args.config):
         to_hidden = gemm(tokens, 2 * layer.hidden, layer.d, fp8, rows=rows, slots=layer.chosen)
-    with forced("grouped_gemm", config):
+    with forced("grouped_gemm", args.config):
         return to_hidden, gemm(slots, layer.d, layer.hidden, False)
 
 
@@ -132,9 +133,10 @@ def mx_rows(kind: str, rows: int, k: int, arch: str) -> tuple[torch.Tensor, torc
     return codes, ones(rows, k)
 
 
-def mx_stages(clock: Clock, tokens: int, layer: Mixture, kind: str = "bf16"):
-    """As `stages`, each with its biases. kind: of the rows (ROWS)."""
-    rows, offsets, _ = map(placed, clock.rocm.kernel.reference.moe_sort(routing(tokens, layer), layer.experts))
+def mx_stages(clock: Clock, tokens: int, layer: Mixture, args: argparse.Namespace):
+    """As `stages`, each with its biases."""
+    ids, kind = routing(tokens, layer, args.skew), args.rows
+    rows, offsets, _ = map(placed, clock.rocm.kernel.reference.moe_sort(ids, layer.experts))
     slots, bf16 = tokens * layer.chosen, torch.bfloat16
 
     def gemm(kernel, a_rows: int, n: int, k: int, gate: dict | None = None, **gather) -> torch.Tensor:
@@ -160,6 +162,7 @@ def main() -> None:
     options.add_argument("--only", metavar="TEXT", help="layers whose name holds it")
     options.add_argument("--tokens", type=int, action="append")
     options.add_argument("--first", type=Config.parse, metavar="FORM", help="as --config, of stage 1")
+    add_skew(options)
     problems = options.add_mutually_exclusive_group()
     problems.add_argument("--challenge", action="store_true")
     problems.add_argument("--mxfp4", action="store_true")
@@ -184,11 +187,11 @@ def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
             if isinstance(layer, Mixture):
-                parts = mx_stages(clock, count, layer, args.rows)
+                parts = mx_stages(clock, count, layer, args)
                 published = [times for shard, times in SHARDS if shard == layer and args.rows == "mxfp8"]
                 theirs = published[0].get(count) if published else None
             else:
-                parts, theirs = stages(clock, count, layer, dtype, args.first, args.config), layer.aiter.get(count)
+                parts, theirs = stages(clock, count, layer, dtype, args), layer.aiter.get(count)
             total = sum(time for time, _ in parts)
             cells = [f"{time:.1f} {bound}".strip() for time, bound in parts]
             beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]

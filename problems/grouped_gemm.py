@@ -36,6 +36,16 @@ def none_to_most(rows: int, experts: int, g) -> list[int]:
     return counts if experts > 1 else [rows]
 
 
+def edges(rows: int, experts: int, g) -> list[int]:
+    """What tiles of 16 to 256 rows, and parts of them, just hold, and one more; an expert without rows behind each."""
+    counts, bounds = [], (16, 17, 33, 1, 64, 65, 32, 129, 48, 256)
+    while rows and len(counts) < experts - 1:
+        own = min(rows, bounds[len(counts) // 2 % len(bounds)]) if len(counts) % 2 == 0 else 0
+        rows -= own
+        counts.append(own)
+    return [*counts, rows, *[0] * (experts - len(counts) - 1)]
+
+
 def some_dropped(rows: int, experts: int, g) -> list[int]:
     return random(rows - rows // 4, experts, g)
 
@@ -44,7 +54,7 @@ def all_dropped(rows: int, experts: int, g) -> list[int]:
     return [0] * experts
 
 
-ROUTINGS = (even, random, all_to_one, none_to_most, some_dropped, all_dropped)
+ROUTINGS = (even, random, all_to_one, none_to_most, edges, some_dropped, all_dropped)
 
 
 def offsets_of(counts: list[int]) -> torch.Tensor:

@@ -169,17 +169,12 @@ void cuda_tiles_us(int int8, const double* costs, int64_t count, const int64_t (
 void cuda_grouped_config(int64_t m, int64_t n, int64_t k_bytes, int64_t groups, int64_t expected, int multiprocessors,
                          int64_t out[5]) {
     using namespace grouped_gemm::cuda;
-    const int form = pick_form(m, n, groups, expected, multiprocessors);
+    const int form = pick_form(m, n, k_bytes, groups, expected, multiprocessors);
     out[0] = form;
     out[1] = rows_of(kForms[form]);
     out[2] = columns_of(kForms[form]);
     out[3] = most_tiles(kForms[form], m, n, groups);
     out[4] = pick_splits(m, n, k_bytes, groups, expected, multiprocessors);
-}
-// The place of the picked form in the table, or -1.
-int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t k_bytes, int64_t groups, int64_t expected,
-                       int multiprocessors) {
-    return grouped_gemm::cuda::pick_gated(m, hidden, k_bytes, groups, expected, multiprocessors);
 }
 // The place of the picked form in the table of tiles, then streams, then short ones; the most row tiles of m rows.
 void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int fp8, int arch, int64_t m,

@@ -34,7 +34,6 @@ FUNCTIONS = {
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
     "cuda_tiles_us": (None, (INT, ctypes.POINTER(DOUBLE), LONG, ctypes.POINTER(LONG), ctypes.POINTER(DOUBLE)), 0),
     "cuda_grouped_config": (None, (LONG, LONG, LONG, LONG, LONG, INT), 5),
-    "cuda_grouped_gated": (INT, (LONG, LONG, LONG, LONG, LONG, INT), 0),
     "grouped_config": (None, (LONG, LONG, LONG, LONG, INT, INT, LONG), 2),
     "cuda_mla_config": (None, (INT, INT, LONG, LONG, LONG, INT), 3),
     "mla_config": (None, (LONG, LONG, LONG, INT, INT), 2),

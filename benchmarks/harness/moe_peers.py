@@ -1,5 +1,5 @@
-"""What else computes mixtures of experts on an NVIDIA GPU: DeepGEMM's grouped GEMMs, and a composition of torch's own
-operators. Of DeepGEMM nothing is needed but an installed package; without it `deep_gemm_call` raises ImportError."""
+"""What else computes mixtures of experts on an NVIDIA GPU: DeepGEMM's grouped GEMMs, vLLM's experts, and a composition
+of torch's own operators. The first two need nothing but an installed package; without it they raise ImportError."""
 
 import itertools
 from collections.abc import Callable
@@ -58,6 +58,21 @@ def deep_gemm_call(
 def alignment(deep_gemm) -> int:
     names = ("get_m_alignment_for_contiguous_layout", "get_mk_alignment_for_contiguous_layout")
     return int(first_of(deep_gemm, *names)())
+
+
+def of_vllm(w13: torch.Tensor, w2: torch.Tensor, scales: dict[str, torch.Tensor]) -> Callable:
+    """vLLM's experts in Triton, with scales of blocks: a function of rows, weights and experts."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+    quantised = fp8_w8a8_moe_quant_config(scales["scale_w13"], scales["scale_w2"], block_shape=[BLOCK, BLOCK])
+
+    def call(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        with set_current_vllm_config(VllmConfig()):
+            return fused_experts(x, w13, w2, weights, ids, quant_config=quantised)
+
+    return call
 
 
 def first_of(module, *names: str) -> Callable:

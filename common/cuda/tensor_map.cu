@@ -19,23 +19,12 @@ bool encode(CUtensorMap* map, const ByteMatrix& m) {
     const int64_t group_stride = m.groups <= 1 ? stride * m.rows : m.group_stride;
     // Weights of groups are read once: 256 bytes at a time from HBM, the next tile's with this one's, save 4 % (H100).
     const auto promotion = m.groups ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
-    const auto encoded = [&](int dimensions, const cuuint64_t* size, const cuuint64_t* strides, const cuuint32_t* box) {
-        const cuuint32_t element_strides[] = {1, 1, 1, 1};
-        return function(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, dimensions, const_cast<void*>(m.data), size, strides, box,
-                        element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-    };
-    const auto k = cuuint64_t(m.k), rows = cuuint64_t(m.rows), groups = cuuint64_t(m.groups),
-               apart = cuuint64_t(stride), groups_apart = cuuint64_t(group_stride);
-    const auto width = cuuint32_t(m.width), height = cuuint32_t(m.height);
-    if (m.halves) {
-        const cuuint64_t size[] = {k, rows / 2, 2, groups}, strides[] = {apart, rows / 2 * apart, groups_apart};
-        const cuuint32_t box[] = {width, height / 2, 2, 1};
-        return encoded(4, size, strides, box);
-    }
-    const cuuint64_t size[] = {k, rows, groups}, strides[] = {apart, groups_apart};
-    const cuuint32_t box[] = {width, height, 1};
-    return encoded(m.groups ? 3 : 2, size, strides, box);
+    const cuuint64_t size[] = {cuuint64_t(m.k), cuuint64_t(m.rows), cuuint64_t(m.groups)},
+                     strides[] = {cuuint64_t(stride), cuuint64_t(group_stride)};
+    const cuuint32_t box[] = {cuuint32_t(m.width), cuuint32_t(m.height), 1}, element_strides[] = {1, 1, 1};
+    return function(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, m.groups ? 3 : 2, const_cast<void*>(m.data), size, strides, box,
+                    element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // A direct-mapped cache: a model's weights are a few hundred matrices, at addresses that are multiples of 512 bytes.
@@ -46,8 +35,7 @@ struct CachedMap {
 constexpr uint32_t kCachedMaps = 1024;
 
 uint32_t set_of(const ByteMatrix& m) {
-    const uint64_t mixed =
-        (reinterpret_cast<uintptr_t>(m.data) >> 4) * 0x9E3779B97F4A7C15u + uint64_t(m.height) + (m.halves ? 512 : 0);
+    const uint64_t mixed = (reinterpret_cast<uintptr_t>(m.data) >> 4) * 0x9E3779B97F4A7C15u + uint64_t(m.height);
     return uint32_t(mixed >> 40) % kCachedMaps;
 }
 

@@ -9,14 +9,12 @@ namespace rocm_fp8 {
 
 // [rows, k] bytes, rows `stride` bytes apart, which of one row says nothing. TMA loads tiles of `height` rows by `width`
 // bytes with the 128-byte swizzle. groups: 0, or so many such matrices, group_stride bytes apart, for tiles in three
-// dimensions. halves: tiles have half of their rows from the first half of a matrix, then those of the other, in four
 // dimensions.
 struct ByteMatrix {
     const void* data;
     int64_t rows, k, stride;
     int width = 0, height = 0;
     int64_t groups = 0, group_stride = 0;
-    bool halves = false;
 
     bool operator==(const ByteMatrix&) const = default;
 };

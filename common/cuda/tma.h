@@ -60,15 +60,5 @@ __device__ inline void copy_tile_of(int group, void* to, const CUtensorMap* map,
         : "memory");
 }
 
-// The same of a map of halves (tensor_map.h): rows of the first half from `row` on, then as many of the other.
-__device__ inline void copy_halves_of(int group, void* to, const CUtensorMap* map, int column, int row,
-                                      Barrier* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-            "r"(shared_address(to)),
-        "l"(map), "r"(column), "r"(row), "r"(0), "r"(group), "r"(shared_address(barrier))
-        : "memory");
-}
-
 }  // namespace
 }  // namespace rocm_fp8

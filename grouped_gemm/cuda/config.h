@@ -27,12 +27,12 @@ static_assert(names_differ(kForms));
 constexpr int rows_of(const Form& f) { return f.swapped ? f.narrow : f.wide(); }
 constexpr int columns_of(const Form& f) { return f.swapped ? f.wide() : f.narrow; }
 
-// Rows of A that are gathered one by one as a stage is filled; more are gathered before the launch.
-constexpr int kMostOneByOne = 16;
-constexpr bool one_by_one(const Form& f) { return rows_of(f) <= kMostOneByOne; }
+// Narrow rows of a tile are loaded and multiplied by 16, by 32, or all.
+constexpr int kFewNarrow = 16, kMoreNarrow = 32;
 // Rows that one copy of A brings.
-constexpr int kRowsOfCopy = 64;
-constexpr int rows_of_copy(const Form& f) { return rows_of(f) < kRowsOfCopy ? rows_of(f) : kRowsOfCopy; }
+constexpr int rows_of_copy(const Form& f) { return f.swapped ? kFewNarrow : 64; }
+// Whether rows of A are gathered one by one as a stage is filled; else they are before the launch.
+constexpr bool one_by_one(const Form& f) { return rows_of(f) == kFewNarrow; }
 
 // A stage's scales of weights: of each tile of 64 wide rows, or one of all narrow ones. Beside those of A's rows.
 constexpr int weight_factors(const Form& f) { return f.swapped ? f.wide() / tiles::kWgmmaHeight : 1; }
@@ -44,38 +44,12 @@ static_assert([] {
     return true;
 }());
 
-// The first forms also have SwiGLU and quantisation in the epilogue. A tile's weights are gates and ups of the same hidden
-// values, eight of one and eight of the other in turn, so that a thread has both of a value. A CTA makes all tiles of its
-// rows that a group of 128 hidden values has, in turns; gated values wait in shared memory for the last one.
-constexpr int kGatedForms = 3;
-constexpr int kMostHidden = 128, kEachHalf = 8;
-constexpr int turns_of(const Form& f) { return 2 * kMostHidden / columns_of(f); }
-// Bytes of a row of gated values, with padding against bank conflicts.
-constexpr int kParkedRow = kMostHidden * 2 + 16;
-constexpr int parked_bytes(const Form& f) { return rows_of(f) * kParkedRow; }
-constexpr bool parked_in_staging(const Form& f) { return parked_bytes(f) <= f.staging_bytes(); }
-
 // Most tiles of rows that m rows of so many experts have, `height` to a tile.
 constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int height) {
     return m / height + (groups < m ? groups : m);
 }
 constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups) {
     return most_row_tiles(m, groups, rows_of(f)) * ceil_div(n, columns_of(f));
-}
-
-// Few rows of an expert: weights are read once for each tile of rows, so that the form holds what experts have beyond the
-// mean (16 and 64 rows: as many as one in a hundred has at 8 and 48; 32 rows, gathered one by one, took up to 1.4 times as
-// long as 64: docs/journal/moe.md). Where there are many, the highest is faster on an H100 or as fast from 512 rows an
-// expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
-constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
-    constexpr int kMany = 2, kHigh = 3, kHighFrom = 512;
-    constexpr int kMostExpected[kMany] = {8, 48};
-    for (int i = 0; i < kMany; ++i) {
-        if (expected <= kMostExpected[i]) return i;
-    }
-    const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
-    const int64_t tiles = experts * ceil_div(expected, rows_of(kForms[kHigh])) * ceil_div(n, columns_of(kForms[kHigh]));
-    return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
 }
 
 // Steps of 128 bytes that a part of K has at least: fewer end before a ring of them is full.
@@ -93,18 +67,21 @@ constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64
     }
     return splits;
 }
-static_assert(kForms[0].splits() && pick_form(kFewExpected, 1, 1, kFewExpected, 1) == 0);
+static_assert(kForms[0].splits());
 
-// The same, of kGatedForms; -1: SwiGLU is a pass of its own. A CTA's share is a tile's turns: where the last round of them
-// would leave more than an eighth of the CTA slots free, single tiles are spread better. So are parts of K. k: bytes.
-constexpr int pick_gated(int64_t m, int64_t hidden, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
-    const int form = pick_form(m, 2 * hidden, groups, expected, multiprocessors);
-    if (form >= kGatedForms) return -1;
-    if (pick_splits(m, 2 * hidden, k, groups, expected, multiprocessors) > 1) return -1;
+// Few rows, most of them of an expert of their own: they are gathered as stages are filled, which saves a launch. More
+// come gathered, since experts differ: what is expected is a mean, and the chosen form has to be quick where a tenth of the
+// experts have half of the rows, too (docs/journal/moe.md). n64x64 loads and multiplies what a tile has; t128x128 is ahead
+// from 17 expected rows on. The highest is faster from 512 on, if no multiprocessor is idle then.
+constexpr int pick_form(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
+    constexpr int kOwn = 0, kFew = 1, kMany = 2, kHigh = 3;
+    constexpr int64_t kMostOneByOne = 64, kMostFew = 16, kHighFrom = 512;
+    const bool own = expected == 1 && m <= kMostOneByOne;
+    if (own || pick_splits(m, n, k, groups, expected, multiprocessors) > 1) return kOwn;
+    if (expected <= kMostFew) return kFew;
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
-    const int64_t shares = experts * ceil_div(expected, rows_of(kForms[form])) * (hidden / kMostHidden);
-    const int64_t room = int64_t(multiprocessors) * kForms[form].slots;
-    return ceil_div(shares, room) * room * 7 <= shares * 8 ? form : -1;
+    const int64_t tiles = experts * ceil_div(expected, rows_of(kForms[kHigh])) * ceil_div(n, columns_of(kForms[kHigh]));
+    return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::cuda

@@ -23,8 +23,7 @@
 //        expert.h           one expert's GEMM
 //        gather.h           gathered rows and scales
 //        fallback.h         chips without wgmma, weights that TMA does not take
-//        gated.h            SwiGLU and quantisation in the tiles' epilogue
-//        ../gpu.h           SwiGLU as a pass of its own, where those forms do not fit
+//        ../gpu.h           SwiGLU and quantisation behind the product
 //
 // Limit today: few rows read weights at 2.93 to 3.09 TB/s (H100); a sum over memory reaches 3.11. Many rows make 790 to
 // 970 TFLOP/s, DeepGEMM .84 to .89 of their time (H200): a step has 117 instructions of a warp, 64 of them additions, tiles
@@ -37,8 +36,8 @@
 #include "../../swiglu_fp8/cuda/gated.h"
 #include "../gpu.h"
 #include "fallback.h"
-#include "gated.h"
 #include "gather.h"
+#include "tile.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
 namespace {
@@ -47,33 +46,21 @@ constexpr Status kTooMany{"a and b have more rows than one launch takes"};
 // The kernels number a band of rows of tiles, and the tile behind a CTA's last one, in 31 bits.
 constexpr int64_t kMostTiles = kMaxCtas / kBand;
 
-template <class... More>
 struct Choice {
-    void (*kernel)(Args, CUtensorMap, CUtensorMap, Launch, More...);
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Launch);
     int threads, shared_bytes;
     AllowedDevices* allowed;
 };
 
 template <Kind kind>
-Choice<> choice_as(int form) {
+Choice choice_as(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i, kind>;
         static AllowedDevices allowed;
-        return Choice<>{grouped_gemm_tiles<i, kind>, S::kThreads, int(sizeof(typename S::All)), &allowed};
+        return Choice{grouped_gemm_tiles<i, kind>, S::kThreads, int(sizeof(typename S::All)), &allowed};
     });
 }
-template <DType type>
-Choice<Gating> gated_choice_as(int form) {
-    return kernel_at<kGatedForms>(form, [&]<int i>() {
-        using S = Shape<i, kScaled, true>;
-        static AllowedDevices allowed;
-        return Choice<Gating>{grouped_gemm_gated<i, type>, S::kThreads, int(sizeof(typename S::All)), &allowed};
-    });
-}
-Choice<Gating> gated_choice_of(DType type, int form) {
-    return type == DType::f16 ? gated_choice_as<DType::f16>(form) : gated_choice_as<DType::bf16>(form);
-}
-Choice<> choice_of(Kind kind, int form) {
+Choice choice_of(Kind kind, int form) {
     return kind == kScaled ? choice_as<kScaled>(form) : kind == kBf16 ? choice_as<kBf16>(form) : choice_as<kF16>(form);
 }
 
@@ -134,21 +121,18 @@ Status gather(const Args& a, bool rows, bool scales, Args* to, const Chip& chip,
 // What launch_tiles returns, before it has launched anything, where TMA does not take the operands.
 constexpr const char* kNotForTma = "TMA does not take a or b";
 
-// gating: SwiGLU in the epilogue, of one of kGatedForms; else nullptr.
-Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const Gating* gating, const Chip& chip,
-                    const Executor& on) {
+Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const Chip& chip, const Executor& on) {
     const int index = config.form, splits = config.splits;
     const Form& form = kForms[index];
     const int64_t bytes = a.k * a.element_bytes();
     const bool takes_a = tma_takes({a.a.data, a.a_rows, bytes, a.a.row_stride});
-    const Launch launch{int(ceil_div(a.n, gating ? 2 * kMostHidden : columns_of(form))), 0,
-                        int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form), splits};
+    const Launch launch{int(ceil_div(a.n, columns_of(form))), 0, int(ceil_div(bytes, tiles::kStep)),
+                        a.rows && takes_a && one_by_one(form), splits};
     const int64_t most = most_row_tiles(a.m, a.groups, rows_of(form)) * launch.pieces;
     if (most > kMostTiles || most * splits > kMaxCtas) return kTooMany;
     CUtensorMap weights, rows;
-    if (!describe(&weights,
-                  {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, gating ? 2 * kEachHalf : columns_of(form),
-                   a.groups, a.groups > 1 ? a.b.group_stride : 0, gating != nullptr})) {
+    if (!describe(&weights, {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, columns_of(form), a.groups,
+                             a.groups > 1 ? a.b.group_stride : 0})) {
         return {kNotForTma};
     }
     Args own = a;
@@ -161,13 +145,11 @@ Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const
         return {kNotForTma};
     const int64_t ctas =
         splits > 1 ? most * splits : std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
-    const auto start = [&](const auto& choice, auto... more) {
-        const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed);
-        if (!s.ok()) return s;
-        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, splits, choice.shared_bytes}, on, own, weights,
-                             rows, launch, more...);
-    };
-    return gating ? start(gated_choice_of(gating->type, index), *gating) : start(choice_of(kind, index));
+    const Choice choice = choice_of(kind, index);
+    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok())
+        return s;
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, splits, choice.shared_bytes}, on, own, weights,
+                         rows, launch);
 }
 
 // What a variable names in place of what was picked.
@@ -176,19 +158,6 @@ Status force(const Args& a, const Chip& chip, tiles::Config* config) {
         "grouped_gemm", kForms,
         {std::min<int64_t>(a.m, tiles::kMostOfTma), a.n, a.k * a.element_bytes(), chip.multiprocessors},
         [](const Form&) { return true; }, config);
-}
-
-// The form whose epilogue gates, or -1.
-Status pick_gated_form(const Args& a, const swiglu::Args& gated, const Chip& chip, int* form) {
-    *form = -1;
-    const bool fits = chip.capability == 90 && a.format == DType::e4m3fn && tma_takes_weights(a, a.k) &&
-                      gated.d % kMostHidden == 0 && (gated.scale || gated.dynamic.group > 0) &&
-                      gated.out_dtype == DType::e4m3fn && rows_aligned(gated.out, gated.out_stride, kEight);
-    if (!fits) return {};
-    tiles::Config config{pick_gated(a.m, gated.d, a.k, a.groups, a.expected, chip.multiprocessors)};
-    const Status forced = force(a, chip, &config);
-    if (forced.ok() && config.form < kGatedForms && config.splits == 1) *form = config.form;
-    return forced;
 }
 
 }  // namespace
@@ -205,11 +174,11 @@ Status launch(const Args& args, const Executor& on) {
     const Kind kind = args.format == DType::bf16 ? kBf16 : args.format == DType::f16 ? kF16 : kScaled;
     const int64_t bytes = args.k * args.element_bytes();
     if (chip.capability != 90 || !tma_takes_weights(args, bytes)) return launch_fallback(args, kind, chip, on);
-    tiles::Config config{pick_form(args.m, args.n, args.groups, args.expected, chip.multiprocessors),
+    tiles::Config config{pick_form(args.m, args.n, bytes, args.groups, args.expected, chip.multiprocessors),
                          pick_splits(args.m, args.n, bytes, args.groups, args.expected, chip.multiprocessors)};
     if (const Status forced = force(args, chip, &config); !forced.ok()) return forced;
     if (config.form != tiles::kFallback) {
-        const Status tiled = launch_tiles(args, kind, config, nullptr, chip, on);
+        const Status tiled = launch_tiles(args, kind, config, chip, on);
         if (tiled.error != kNotForTma) return tiled;
     }
     return launch_fallback(args, kind, chip, on);
@@ -220,13 +189,6 @@ Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor
     if (args.m == 0 || args.n == 0 || args.a_rows == 0) return {};
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    int form;
-    if (const Status picked = pick_gated_form(args, gated, chip, &form); !picked.ok()) return picked;
-    if (form >= 0) {
-        const Gating gating{QuantizedRows::of(gated, gated.scale), gated.limit, gated.dtype};
-        const Status tiled = launch_tiles(args, kScaled, {form}, &gating, chip, on);
-        if (tiled.error != kNotForTma) return tiled;
-    }
     return launch_in_two(args, gated, Vendor(chip, on), on);
 }
 

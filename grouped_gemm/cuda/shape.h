@@ -8,60 +8,45 @@ namespace {
 
 using namespace tiles;
 
-// weights: of gates, then of ups, where a tile has both.
-template <int index, bool gated>
+template <int index>
 struct alignas(16) FactorsOf {
-    float rows[rows_of(kForms[index])], weights[gated ? 2 : weight_factors(kForms[index])];
+    float rows[rows_of(kForms[index])], weights[weight_factors(kForms[index])];
 };
 
 struct Beside {
     RowTiles row_tiles;
-    int sources[kMostOneByOne];
+    int sources[kFewNarrow];
 };
-template <int index>
-struct GatedBeside : Beside {
-    alignas(16) char parked[parked_in_staging(kForms[index]) ? 16 : parked_bytes(kForms[index])];
-};
-template <int index, bool gated>
-using BesideOf = std::conditional_t<gated, GatedBeside<index>, Beside>;
 
 // 16-bit operands have no scales: TMA's thread alone fills their stages.
-template <int index, Kind kind, bool gated>
+template <int index, Kind kind>
 using RingOf = std::conditional_t<kind == kScaled,
-                                  tiles::Ring<kForms[index], FactorsOf<index, gated>, factor_bytes(kForms[index]),
-                                              1 + kHelperThreads, Nothing, sizeof(BesideOf<index, gated>)>,
+                                  tiles::Ring<kForms[index], FactorsOf<index>, factor_bytes(kForms[index]),
+                                              1 + kHelperThreads, Nothing, sizeof(Beside)>,
                                   tiles::Ring<kForms[index], Nothing, 0, 1, Nothing, sizeof(Beside) + 512>>;
 
-template <int index, Kind kind_, bool gated = false>
-struct Shape : RingOf<index, kind_, gated> {
+template <int index, Kind kind_>
+struct Shape : RingOf<index, kind_> {
     static constexpr Kind kind = kind_;
-    static constexpr bool kGated = gated;
-    static constexpr bool kSplits = kForms[index].splits() && !gated;
-    using Base = RingOf<index, kind_, gated>;
-    // Those that load keep a tile's turns apart, too, or their part of K.
-    static constexpr int kMore = gated || kSplits ? 16 * Base::kWarpgroups : 0,
-                         kFewRegisters = Base::kFewRegisters + kMore,
+    static constexpr bool kSplits = kForms[index].splits();
+    using Base = RingOf<index, kind_>;
+    // Those that load keep their part of K, too.
+    static constexpr int kMore = kSplits ? 16 * Base::kWarpgroups : 0, kFewRegisters = Base::kFewRegisters + kMore,
                          kManyRegisters = Base::kManyRegisters - kMore / Base::kWarpgroups;
-    // Tiles of columns that a CTA makes for the same rows before it goes on, and their columns in the result, or their
-    // hidden values.
-    static constexpr int kTurns = gated ? turns_of(kForms[index]) : 1,
-                         kOfTurn = columns_of(kForms[index]) / (gated ? 2 : 1);
-    // Ranges of narrow rows with a scale of their own, eight of one and eight of the next in turn.
-    static constexpr int kRanges = gated && !kForms[index].swapped ? 2 : 1;
-    static_assert(kind != kScaled || sizeof(FactorsOf<index, gated>) == factor_bytes(kForms[index]));
+    static_assert(kind != kScaled || sizeof(FactorsOf<index>) == factor_bytes(kForms[index]));
     static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
                          kRowsOfCopy = rows_of_copy(kForms[index]);
     static constexpr bool kOneByOne = one_by_one(kForms[index]);
     struct All {
-        typename RingOf<index, kind_, gated>::Memory ring;
-        BesideOf<index, gated> beside;
+        typename RingOf<index, kind_>::Memory ring;
+        Beside beside;
     };
-    // Gated values, in rows of kParkedRow bytes.
-    static constexpr bool kInStaging = parked_in_staging(kForms[index]);
-    static __device__ char* parked(All& shared) {
-        if constexpr (kInStaging) return shared.ring.staging;
-        else return shared.beside.parked;
-    }
+};
+
+// The first narrow rows of a tile, where it has no more.
+template <class S, int rows>
+struct Narrower : S {
+    static constexpr int kNarrow = rows, kGroups = rows / 8;
 };
 
 // The same with fewer tiles of 64 wide rows: what a warpgroup multiplies where a tile has no more, or stores at once.

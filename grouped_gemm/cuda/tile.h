@@ -28,6 +28,21 @@ struct Launch {
     }
 };
 
+// Narrow rows of a tile that are loaded and multiplied.
+template <class S>
+__device__ inline int narrow_of(int live) {
+    const int rows = live <= kFewNarrow ? kFewNarrow : live <= kMoreNarrow ? kMoreNarrow : S::kNarrow;
+    return min(rows, S::kNarrow);
+}
+template <class S, class Make>
+__device__ inline void with_narrow(int live, const Make& make) {
+    if constexpr (S::kNarrow > kMoreNarrow) {
+        if (live <= kFewNarrow) return make.template operator()<Narrower<S, kFewNarrow>>();
+        if (live <= kMoreNarrow) return make.template operator()<Narrower<S, kMoreNarrow>>();
+    }
+    make.template operator()<S>();
+}
+
 // --- the loading warpgroup: one warp fills the ring with weights and rows, the others with their scales ---
 
 // By the first warp. A tile's rows beyond its expert's last may hold anything: nothing is made of them.
@@ -39,7 +54,7 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     auto& ring = shared.ring;
     for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
-        const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kTurns * S::kOfTurn;
+        const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kColumns;
         const bool one_by_one = S::kOneByOne && launch.one_by_one;
         if (one_by_one) {
             // Barrier: the sources of the tile before have been read.
@@ -49,42 +64,33 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
             // Barrier: another lane reads the sources.
             __syncwarp();
         }
-        const int copied = one_by_one ? live : (live + S::kRowsOfCopy - 1) / S::kRowsOfCopy * S::kRowsOfCopy;
+        const int whole = (live + S::kRowsOfCopy - 1) / S::kRowsOfCopy * S::kRowsOfCopy;
+        const int copied = one_by_one ? live : S::kSwapped ? narrow_of<S>(live) : whole;
         const uint32_t bytes = uint32_t(S::kColumns + copied) * kStep;
         // The same lane at each election.
         if (elected()) {
-            for (int turn = 0; turn < S::kTurns; ++turn) {
-                for (int step = 0; step < launch.steps; ++step) {
-                    // Barrier: the stage is filled again after its readers have left it.
-                    if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
-                    auto& stage = ring.stages[at.stage];
-                    uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
-                    uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
-                    Barrier* const full = &ring.full[at.stage];
-                    const int k = (launch.first_step<S>() + step) * kStep;
-                    arrive_expecting(full, bytes);
-                    if constexpr (S::kGated) {
-#pragma unroll
-                        for (int i = 0; i < S::kOfTurn; i += kEachHalf) {
-                            const int hidden = column + turn * S::kOfTurn + i;
-                            copy_halves_of(tile.expert, of_b[2 * i], weights, k, hidden, full);
-                        }
-                    } else {
-                        copy_tile_of(tile.expert, of_b, weights, k, column, full);
-                    }
-                    if (one_by_one) {
+            for (int step = 0; step < launch.steps; ++step) {
+                // Barrier: the stage is filled again after its readers have left it.
+                if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
+                auto& stage = ring.stages[at.stage];
+                uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
+                uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
+                Barrier* const full = &ring.full[at.stage];
+                const int k = (launch.first_step<S>() + step) * kStep;
+                arrive_expecting(full, bytes);
+                copy_tile_of(tile.expert, of_b, weights, k, column, full);
+                if (one_by_one) {
 #pragma unroll 1
-                        for (int r = 0; r < live; ++r) copy_tile(of_a[r], rows, k, shared.beside.sources[r], full);
-                    } else {
+                    for (int r = 0; r < live; ++r) copy_tile(of_a[r], rows, k, shared.beside.sources[r], full);
+                } else {
 #pragma unroll
-                        for (int i = 0; i < S::kRows / S::kRowsOfCopy; ++i) {
-                            const int r = i * S::kRowsOfCopy;
-                            if (r < live) copy_tile(of_a[slot_of<S>(i) * S::kRowsOfCopy], rows, k, tile.row + r, full);
-                        }
+                    for (int i = 0; i < S::kRows / S::kRowsOfCopy; ++i) {
+                        const int r = i * S::kRowsOfCopy;
+                        if (r < copied) copy_tile(of_a[slot_of<S>(i) * S::kRowsOfCopy], rows, k, tile.row + r, full);
                     }
-                    at.advance();
-                    refills |= at.stage == 0;
                 }
+                at.advance();
+                refills |= at.stage == 0;
             }
         }
         __syncwarp();
@@ -103,27 +109,24 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
     bool refills = false;
     for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
-        for (int turn = 0; turn < S::kTurns; ++turn) {
-            if (of_weights) {
-                scaled::feed_factors<S, kWeightScales, kWarp>(
-                    shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, first_step), ones,
-                    !ones && !exponents, launch.steps, thread, at, refills,
-                    [&](int i) {
-                        const int64_t first = int64_t(tile.piece * S::kTurns + turn) * S::kOfTurn;
-                        const int64_t row = first + (S::kGated ? i * (a.n / 2) : i * kWgmmaRows);
-                        return row < a.n ? row : a.n - 1;
-                    },
-                    [](typename S::Factors& f) { return f.weights; });
-            } else {
-                scaled::feed_factors<S, S::kRows, kRowThreads>(
-                    shared.ring, scaled::BlockScales(a.scale_a, first_step), false, !exponents, launch.steps, thread,
-                    at, refills,
-                    [&](int i) {
-                        const int64_t row = int64_t(tile.row) + row_in<S>(i);
-                        return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));
-                    },
-                    [](typename S::Factors& f) { return f.rows; });
-            }
+        if (of_weights) {
+            scaled::feed_factors<S, kWeightScales, kWarp>(
+                shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, first_step), ones,
+                !ones && !exponents, launch.steps, thread, at, refills,
+                [&](int i) {
+                    const int64_t row = int64_t(tile.piece) * S::kColumns + i * kWgmmaRows;
+                    return row < a.n ? row : a.n - 1;
+                },
+                [](typename S::Factors& f) { return f.weights; });
+        } else {
+            scaled::feed_factors<S, S::kRows, kRowThreads>(
+                shared.ring, scaled::BlockScales(a.scale_a, first_step), false, !exponents, launch.steps, thread, at,
+                refills,
+                [&](int i) {
+                    const int64_t row = int64_t(tile.row) + row_in<S>(i);
+                    return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));
+                },
+                [](typename S::Factors& f) { return f.rows; });
         }
     }
 }
@@ -131,21 +134,17 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
 // --- the multiplying warpgroups ---
 
 // Scales of a thread's two wide rows, where these are A's, times the weights'; else the weights' alone, and each column
-// has its own. Where gated, eight narrow rows are of gates and eight of ups, in turn.
+// has its own.
 template <class S>
 struct ExpertFactors {
-    static constexpr int kRanges = S::kRanges;
-    static constexpr __device__ int range_of(int group) { return group % kRanges; }
+    static constexpr int kRanges = 1;
+    static constexpr __device__ int range_of(int) { return 0; }
     int first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
 
     __device__ void read(float (&scales)[kRanges][2], const typename S::Factors& factors, int row, int tile) const {
-#pragma unroll
-        for (int r = 0; r < kRanges; ++r) {
-            float (&of)[2] = scales[r];
-            of[0] = of[1] = factors.weights[S::kGated ? r : S::kSwapped ? first + tile : 0];
-            if constexpr (S::kGated && S::kSwapped) of[1] = factors.weights[1];
-            if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
-        }
+        float (&of)[2] = scales[0];
+        of[0] = of[1] = factors.weights[S::kSwapped ? first + tile : 0];
+        if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
     }
     __device__ const float* narrow(const typename S::Factors& factors) const { return factors.rows; }
 };
@@ -223,13 +222,17 @@ __device__ inline void take_part(Launch& launch) {
     launch.own_step = steps * part / splits, launch.steps = steps * (part + 1) / splits - launch.own_step;
 }
 
-// make(shared, launch, tile, warpgroup, reading): a tile of rows, all of its turns.
-template <class S, class Make>
-__device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, const CUtensorMap* rows, Launch launch,
-                                  const Make& make) {
+// Tiles of 64 rows that a tile has.
+__device__ inline int filled(const Tile& tile) { return (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows; }
+
+template <int index, Kind kind>
+__global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::form.slots) void grouped_gemm_tiles(
+    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Launch launch) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using S = Shape<index, kind>;
     auto& shared = dynamic_shared<typename S::All>();
     const int splits = S::kSplits ? launch.splits : 1;
-    if (threadIdx.x == 0) start_ring<S>(shared.ring, weights, rows, splits > 1 ? rank_in_cluster() : 0, splits);
+    if (threadIdx.x == 0) start_ring<S>(shared.ring, &weights, &rows, splits > 1 ? rank_in_cluster() : 0, splits);
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
@@ -240,7 +243,7 @@ __device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, con
     const int warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
         if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
-        if (warp == 0) feed_operands<S>(shared, a, weights, rows, launch);
+        if (warp == 0) feed_operands<S>(shared, a, &weights, &rows, launch);
         else if constexpr (S::kind == kScaled) feed_scales<S>(shared, a, launch);
         if (S::kSplits && splits > 1 && launch.own_tile < launch.tiles) {
             // Every warp of a cluster that has a tile arrives at its barrier once, and waits before it ends.
@@ -254,32 +257,14 @@ __device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, con
         Reading<S> reading(shared.ring);
         for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
             const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
-            make(shared, launch, tile, warpgroup, reading);
+            const auto make = [&]<class V>() { make_tile<V, S>(shared, a, launch, tile, warpgroup, reading); };
+            if constexpr (S::kSwapped) with_narrow<S>(tile.end - tile.row, make);
+            else if (filled(tile) == 1) make.template operator()<Half<S>>();
+            else if (S::kTiles > 1 && filled(tile) - warpgroup <= S::kWarpgroups)
+                make.template operator()<Fewer<S, 1>>();
+            else make.template operator()<S>();
         }
     }
-}
-
-// Tiles of 64 rows that a tile has.
-__device__ inline int filled(const Tile& tile) { return (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows; }
-
-template <int index, Kind kind>
-__global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::form.slots) void grouped_gemm_tiles(
-    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Launch launch) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using S = Shape<index, kind>;
-    const auto make = [&](typename S::All& shared, const Launch& own, const Tile& tile, int warpgroup,
-                          Reading<S>& reading) {
-        if constexpr (S::kSwapped) {
-            make_tile<S, S>(shared, a, own, tile, warpgroup, reading);
-        } else if (filled(tile) == 1) {
-            make_tile<Half<S>, S>(shared, a, own, tile, warpgroup, reading);
-        } else if (S::kTiles > 1 && filled(tile) - warpgroup <= S::kWarpgroups) {
-            make_tile<Fewer<S, 1>, S>(shared, a, own, tile, warpgroup, reading);
-        } else {
-            make_tile<S, S>(shared, a, own, tile, warpgroup, reading);
-        }
-    };
-    make_tiles<S>(a, &weights, &rows, launch, make);
 #endif
 }
 

@@ -24,7 +24,6 @@ NONE = range(0)
 HOPPER_TILES = {
     "block_scaled_gemm_tiles": range(5, 99),
     "grouped_gemm_tiles": range(1),
-    "grouped_gemm_gated": NONE,
     "mla_decode_tiles": NONE,
     "mla_decode_fp8": NONE,
     "int8_gemm_forms": range(3, 99),
@@ -135,8 +134,6 @@ def test_every_form_is_there(kernels):
         "block_scaled_gemm_pack": 2,
         # 3 kinds of operands; the fallback with vectors or bytes.
         "grouped_gemm_tiles": 3 * 4,
-        # FP8 in all forms but the largest; 2 types of the product.
-        "grouped_gemm_gated": 3 * 2,
         "grouped_gemm_fallback": 3 * 2,
         "grouped_gemm_gather": 2,
         # 2 types, as swiglu's: a given scale, groups of 3 sizes, by one and two vectors a thread; 8 forms of rows.

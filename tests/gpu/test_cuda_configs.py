@@ -314,21 +314,6 @@ def test_grouped_gemm_splits_k_by_the_class_of_rows(library, multiprocessors):
     assert multiprocessors != H200 or [parts(*size, 1) for size in sizes] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("multiprocessors", [H200, 78])
-def test_swiglu_is_in_the_epilogue_of_forms_that_have_it(library, multiprocessors):
-    """The product's own form or none: rows have the same bits either way."""
-    reached = set()
-    for m, hidden, groups in itertools.product((1, 64, 576, 8192, 65536), (128, 256, 2048, 14336), (1, 8, 33, 257)):
-        for expected in (1, 9, 18, 36, 100, 300, 2000):
-            index = library.cuda_grouped_gated(m, hidden, 7168, groups, expected, multiprocessors)
-            reached.add(index)
-            form, *_, splits = library.cuda_grouped_config(m, 2 * hidden, 7168, groups, expected, multiprocessors)
-            assert index in (-1, form) and (index < 0 or splits == 1)
-    assert reached == {-1, 0, 1, 2}
-    # One token of nine experts does not fill the chip by whole groups.
-    assert library.cuda_grouped_gated(9, 2048, 7168, 257, 1, H200) == -1
-
-
 def _spread(m, groups):
     """Every expert has one row, and one the rest: most tiles of few rows."""
     alone = min(groups, m) - 1

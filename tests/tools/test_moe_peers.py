@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import gpu_moe
 from benchmarks.harness import moe_peers, mx_cases
+from benchmarks.harness.routings import drawn_experts
 from benchmarks.harness.table import Table
 from problems import grouped_gemm as problems
 from problems.inputs import normal
@@ -89,10 +90,19 @@ def test_mixtures_with_mx_weights_are_verified(kernel, device, generator, monkey
         pytest.skip("the CPU's operators")
     monkeypatch.setattr(gpu_moe, "graph_us", lambda call: call() is None or 2.0)
     small, table = replace(layer, experts=8, d=64, hidden=96), Table(["", "tokens", "", "us", "", ""], ["us"])
-    weights = mx_cases.experts_of(small, generator, draw)
-    gpu_moe.fused(table, kernel, small.name, small.chosen, weights, (1, 9))
+    weights, routed = mx_cases.experts_of(small, generator, draw), gpu_moe.Router(1.0, "cpu")
+    gpu_moe.fused(table, kernel, small.name, small.chosen, weights, (1, 9), routed)
     assert [row[1] for row in table.rows] == ["1", "9"] and table.rows[0][2] == str(layer.chosen)
     wrong = types.SimpleNamespace(**vars(kernel))
     wrong.fused_moe = lambda *args, **keywords: kernel.fused_moe(*args, **keywords) * 1.1
     with pytest.raises(SystemExit, match="is wrong"):
-        gpu_moe.fused(table, wrong, small.name, small.chosen, weights, (1,))
+        gpu_moe.fused(table, wrong, small.name, small.chosen, weights, (1,), routed)
+
+
+@pytest.mark.parametrize("skew, least, most", [(0.0, 0.08, 0.2), (1.0, 0.25, 0.6)])
+def test_a_tenth_of_the_experts_has_a_share_of_the_tokens(generator, skew, least, most):
+    ids = drawn_experts(2000, 128, 8, skew, generator)
+    assert ids.shape == (2000, 8) and ids.dtype == torch.int32
+    assert (ids.sort(1).values.diff(dim=1) > 0).all()
+    counts = torch.bincount(ids.flatten().long(), minlength=128).sort(descending=True).values
+    assert least < counts[:13].sum() / counts.sum() < most

@@ -72,7 +72,7 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
 // wide rows and its half of the narrow ones.
 template <class V, class S>
 struct Operands {
-    static constexpr bool kHalf = V::kGroups < S::kGroups;
+    static constexpr bool kHalf = !S::kSwapped && V::kGroups < S::kGroups;
     int back;                               // rows
     uint32_t wide_back = 0, narrow_on = 0;  // descriptors
 

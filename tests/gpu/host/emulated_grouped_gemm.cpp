@@ -42,8 +42,6 @@ inline void multiply(float (&sums)[4], Four first, Four second, Four narrow) {
 inline void multiply_bf16(float (&sums)[4], Four first, Four second, Four narrow) {
     multiply_halves<DType::bf16>(sums, first, second, narrow);
 }
-// SwiGLU in the epilogue is not emulated.
-inline void copy_halves_of(int, void*, const CUtensorMap*, int, int, Barrier*) { fail("halves"); }
 
 }  // namespace rocm_fp8
 
