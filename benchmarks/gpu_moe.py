@@ -6,7 +6,7 @@ beside vLLM's own experts, where it is installed.
 
     python -m benchmarks measure moe
     python -m benchmarks measure moe --tokens 64 --only I2048
-    python -m benchmarks measure moe --peers              the tables with peers alone; each row is timed in turn
+    python -m benchmarks measure moe --tables vllm torch  beside peers alone; each row is timed in turn
     python -m benchmarks measure moe --skew 1             some experts are chosen more often than others, as in models
 
 FP8 weights of random codes with scales of 128x128 blocks, and MX ones beside 16-bit rows; routings at random,
@@ -28,10 +28,12 @@ from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, of_vllm, u
 from benchmarks.harness.routings import add_skew, drawn_experts
 from benchmarks.harness.table import Table, cell
 
-LAYERS = ((256, 8, 7168, 256), (256, 8, 7168, 2048), (128, 8, 4096, 768), (8, 2, 4096, 14336))  # E, top, D, I
+LAYERS = (  # E, top, D, I
+    *((256, 8, 7168, 256), (256, 8, 7168, 2048), (128, 8, 4096, 768), (128, 8, 2048, 768), (8, 2, 4096, 14336)),
+)
 TOKENS = (1, 16, 64, 256, 1024)
 BLOCK = 128
-PEER_TOKENS = (1, 8, 64, 1024)
+PEER_TOKENS = (1, 8, 32, 128, 1024)
 LAUNCHES, SAMPLES = 5, 5
 
 
@@ -206,11 +208,42 @@ def beside(table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, n
         table.row(title(layer), str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
 
 
+OURS = "routing", "fp8", "mx"
+# Table -> what is timed, beside what, by whom.
+PEERS = {
+    "deepgemm": ("grouped_gemm", "DeepGEMM", beside_deep_gemm),
+    "torch": ("fused_moe", "torch.compile, bfloat16", functools.partial(beside, name="torch", make=of_torch)),
+    "vllm": ("fused_moe", "vLLM's Triton", functools.partial(beside, name="vLLM", make=of_vllm)),
+}
+
+
+def fused_tables(kernel, layers: list[tuple], route: Router, args: argparse.Namespace) -> None:
+    columns = ["tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]
+    if "fp8" in args.tables:
+        table = Table(["fused_moe", *columns], ["us"])
+        for layer in layers:
+            experts, counts = fp8_experts(kernel, layer), tuple(args.tokens or TOKENS)
+            fused(table, kernel, title(layer), layer[1], experts, counts, route)
+        print()
+    if "mx" not in args.tables:
+        return
+    for title_of, draw in (("MXFP4 weights", mx_cases.mxfp4), ("MXFP8 weights", mx_cases.mxfp8)):
+        table = Table([title_of, *columns], ["us"])
+        for layer in mx_cases.MIXTURES:
+            if args.only in layer.name:
+                experts, counts = (
+                    mx_cases.experts_of(layer, route.generator, draw),
+                    tuple(args.tokens or mx_cases.TOKENS),
+                )
+                fused(table, kernel, layer.name, layer.chosen, experts, counts, route)
+        print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--only", default="", metavar="TEXT", help="layers whose name (E256 top8 D7168 I2048) holds it")
-    parser.add_argument("--peers", action="store_true", help="the tables with peers alone")
+    parser.add_argument("--tables", nargs="+", choices=(*OURS, *PEERS), default=OURS, help=f"default: {' '.join(OURS)}")
     add_skew(parser)
     sections.add_options(parser)
     args = parser.parse_args()
@@ -221,28 +254,12 @@ def main() -> None:
     with sections.recorded("gpu_moe", args):
         print(f"- {', '.join(gpu.environment.values())}\n")
         layers = [layer for layer in LAYERS if args.only in title(layer)]
-        if not args.peers:
+        if "routing" in args.tables:
             routing_parts(kernel)
-            columns = ["tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]
-            table = Table(["fused_moe", *columns], ["us"])
-            for layer in layers:
-                experts, counts = fp8_experts(kernel, layer), tuple(args.tokens or TOKENS)
-                fused(table, kernel, title(layer), layer[1], experts, counts, route)
-            for title_of, draw in (("MXFP4 weights", mx_cases.mxfp4), ("MXFP8 weights", mx_cases.mxfp8)):
-                table = Table([title_of, *columns], ["us"])
-                for layer in mx_cases.MIXTURES:
-                    if args.only in layer.name:
-                        experts = mx_cases.experts_of(layer, route.generator, draw)
-                        counts = tuple(args.tokens or mx_cases.TOKENS)
-                        fused(table, kernel, layer.name, layer.chosen, experts, counts, route)
+        fused_tables(kernel, layers, route, args)
+        for name, (operator, peer, run) in PEERS.items():
+            if name in args.tables:
+                table = Table([operator, "tokens", "us", f"{peer}, us", "ratio"], ["us", f"{peer}, us"])
+                for layer in layers:
+                    run(table, kernel, layer, tuple(args.tokens or PEER_TOKENS), route)
                 print()
-        counts, with_torch = tuple(args.tokens or PEER_TOKENS), "torch.compile, bfloat16"
-        for operator, peer, run in (
-            ("grouped_gemm", "DeepGEMM", beside_deep_gemm),
-            ("fused_moe", with_torch, functools.partial(beside, name=with_torch, make=of_torch)),
-            ("fused_moe", "vLLM's Triton", functools.partial(beside, name="vLLM", make=of_vllm)),
-        ):
-            table = Table([operator, "tokens", "us", f"{peer}, us", "ratio"], ["us", f"{peer}, us"])
-            for layer in layers:
-                run(table, kernel, layer, counts, route)
-            print()

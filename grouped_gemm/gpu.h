@@ -2,7 +2,7 @@
 // ../common/rows/gpu over the rows that are live. How many those are is read on the device, so that the launch depends
 // on sizes alone. After the vendor's swiglu_fp8/*/gated.h.
 //
-// It is for what does not fit into the product's epilogue (the vendors' gated.h here): scales of rows, which no tile holds;
+// On AMD GPUs it is for what does not fit into the product's epilogue (hip/gated.h): scales of rows, which no tile holds;
 // 16-bit weights; hidden values that are no multiple of 128; sizes that other tiles fill better.
 #pragma once
 

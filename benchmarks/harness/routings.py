@@ -6,7 +6,9 @@ import torch
 
 
 def add_skew(parser: argparse.ArgumentParser) -> None:
-    text = "an expert's share is exp(S x a normal number): with 1, a tenth of 128 experts has over a third of the tokens"
+    text = (
+        "an expert's share is exp(S x a normal number): with 1, a tenth of 128 experts has over a third of the tokens"
+    )
     parser.add_argument("--skew", type=float, default=0.0, metavar="S", help=text + " (default: 0, all alike)")
 
 

@@ -7,13 +7,15 @@
 //             --> bias, rounding --> shared memory --> whole lines of the result
 //
 // The course is block_scaled_gemm's: one warpgroup loads, one or two multiply, CTAs are persistent. An expert's weights
-// are read from HBM once: its row tiles follow each other. Tiles of 64 rows in which no rows are, are not multiplied.
+// are read from HBM once: its row tiles follow each other. What a tile has no rows for is neither loaded nor multiplied,
+// by 16 and 32 rows in the small form, by 64 in the others: a model chooses some experts ten times as often as others.
 //
 // Up to 20 rows of the result leave CTA slots free: the CTAs of a cluster split K, and a cluster makes one tile. It finds
 // its tile as CTAs do, and a cluster that finds none ends. Its parts are the sizes' alone (config.h).
 //
-// Gathered rows: up to 16 a tile come by a TMA copy each. For more, and for operands that TMA does not take, a pass
-// before the kernel copies the rows into memory of the launch's own; of many rows their scales, too (gather.h).
+// Gathered rows: in the form for 16 rows by a TMA copy each, which is slow where a tile has many. Otherwise, and for
+// operands that TMA does not take, a pass before the kernel copies the rows into memory of the launch's own; for the
+// highest tiles their scales, too (gather.h).
 //
 // Files: grouped_gemm.cu    launcher
 //        config.h           compiled forms, and which one takes a size
@@ -23,7 +25,8 @@
 //        expert.h           one expert's GEMM
 //        gather.h           gathered rows and scales
 //        fallback.h         chips without wgmma, weights that TMA does not take
-//        ../gpu.h           SwiGLU and quantisation behind the product
+//        ../gpu.h           SwiGLU and quantisation, in a pass behind the product: in the epilogue, where a CTA has all
+//                           tiles of 128 hidden values, they were slower at every size (docs/journal/moe.md, CUDA, 13)
 //
 // Limit today: few rows read weights at 2.93 to 3.09 TB/s (H100); a sum over memory reaches 3.11. Many rows make 790 to
 // 970 TFLOP/s, DeepGEMM .84 to .89 of their time (H200): a step has 117 instructions of a warp, 64 of them additions, tiles
