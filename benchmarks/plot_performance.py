@@ -92,7 +92,7 @@ def in_series(name: str, across: str, points: dict[tuple[str, str], bars.Point],
 def experts(text: str) -> bars.Family:
     points = {}
     for row in rows_with(text, "cuda-moe", "fused_moe"):
-        sizes = re.sub(r" top\d+ D\d+", "", row["fused_moe"])
+        sizes = "D{} I{}".format(*re.search(r"D(\d+) I(\d+)", row["fused_moe"]).groups())
         points[sizes, row["tokens"]] = bars.Point(None, float(row["TB/s of weights"]) / H200)
     return in_series("fused_moe", "tokens", points, [], H200)
 
