@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-COLORS = ("tab:red", "indianred", "lightcoral", "pink")  # of the series
+COLORS = ("tab:red", "indianred", "lightcoral", "pink", "mistyrose")  # of the series
 # At 100 dots an inch a README's width; drawn finer, for screens that have them. Few colours make a small file.
 WIDTH, ROW_HEIGHT, DPI, COLOURS = 8.0, 2.25, 150, 32
 
