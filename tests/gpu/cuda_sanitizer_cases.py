@@ -170,8 +170,8 @@ def check_moe_routing(kernel) -> None:
 
 def check_experts(kernel, tiles: bool) -> None:
     """grouped_gemm and grouped_gemm_swiglu_fp8: experts of no row, one and more than a tile; rows gathered or not, at
-    odd addresses or not; scales of blocks, channels and one. tiles: every form, split or not, SwiGLU in its epilogue
-    or behind it; else the kernels for any chip and operands, and SwiGLU's passes."""
+    odd addresses or not; scales of blocks, channels and one. tiles: every form, split or not, and SwiGLU behind it;
+    else the kernels for any chip and operands, and SwiGLU's passes."""
     drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
     scales = (("group", "block"), ("row", "channel"), ("one", "tensor"))
     count = 0
