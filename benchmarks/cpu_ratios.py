@@ -23,6 +23,7 @@ import torch
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
 from benchmarks.harness.mx_cases import GPT_OSS, experts_of, mxfp4
+from benchmarks.harness.routings import drawn_experts
 from benchmarks.harness.shapes import LLAMA_405B_TP8
 from benchmarks.harness.table import Table, cell
 from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
@@ -123,9 +124,9 @@ def experts(kernel, tokens: int, generator: torch.Generator) -> dict[str, float]
     x = torch.randn(tokens, d, generator=generator).bfloat16()
     x32, of_slots = x.float(), torch.rand(tokens, chosen, generator=generator)
     # The first token of a call has the experts behind those of the call before: no cache holds them.
-    drawn = torch.rand(tokens, count, generator=generator).argsort(1)[:, :chosen]
+    drawn = drawn_experts(tokens, count, chosen, 0.0, generator)
     drawn[0] = torch.arange(chosen)
-    routings = [((drawn + turn) % count).int() for turn in range(0, count, chosen)]
+    routings = [(drawn + turn) % count for turn in range(0, count, chosen)]
 
     def loop(ids: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(tokens, d)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on this GPU, as markdown: the parts, and layers beside DeepGEMM and torch.compile.
+"""Mixtures of experts on this GPU, as markdown: the parts, and layers beside DeepGEMM, torch.compile and vLLM.
 
 Timed are routing, sorting and combining, and fused_moe at models' sizes; both grouped GEMMs of a layer beside
 DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own operators with bfloat16 weights, and
@@ -183,7 +183,6 @@ def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tok
 
 def of_torch(w13: torch.Tensor, w2: torch.Tensor, scales: dict) -> Callable:
     wide = dequantised(w13, scales["scale_w13"]), dequantised(w2, scales["scale_w2"])
-    torch._dynamo.reset()  # each size is compiled for itself
     compiled = torch.compile(unfused, fullgraph=True)
     return lambda x, weights, ids: compiled(x, *wide, weights, ids)
 
@@ -192,13 +191,14 @@ def beside(table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, n
     """fused_moe and what make(w13, w2, scales) gives: a function of rows, weights and experts."""
     experts, chosen, d, _ = layer
     w13, w2, scales = fp8_experts(kernel, layer)
+    peer = attempt(name, lambda: make(w13, w2, scales))
     for count in tokens:
+        torch._dynamo.reset()  # each size is compiled for itself
         x = torch.randn(count, d, device="cuda", dtype=torch.bfloat16)
         weights, ids = route(count, experts, chosen)
         calls = {"ours": functools.partial(kernel.fused_moe, x, w13, w2, weights, ids, **scales)}
-        peer = attempt(name, lambda: make(w13, w2, scales))
-        theirs = functools.partial(peer, x, weights, ids) if peer else None
-        result = attempt(name, theirs) if peer else None
+        theirs = peer and functools.partial(peer, x, weights, ids)
+        result = theirs and attempt(name, theirs)
         if result is not None:
             calls["theirs"] = theirs
             # Ours rounds x and hidden values to FP8.
@@ -231,11 +231,8 @@ def fused_tables(kernel, layers: list[tuple], route: Router, args: argparse.Name
         table = Table([title_of, *columns], ["us"])
         for layer in mx_cases.MIXTURES:
             if args.only in layer.name:
-                experts, counts = (
-                    mx_cases.experts_of(layer, route.generator, draw),
-                    tuple(args.tokens or mx_cases.TOKENS),
-                )
-                fused(table, kernel, layer.name, layer.chosen, experts, counts, route)
+                experts = mx_cases.experts_of(layer, route.generator, draw)
+                fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS), route)
         print()
 
 

@@ -69,10 +69,10 @@ constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64
 }
 static_assert(kForms[0].splits());
 
-// Few rows, most of them of an expert of their own: they are gathered as stages are filled, which saves a launch. More
-// come gathered, since experts differ: what is expected is a mean, and the chosen form has to be quick where a tenth of the
-// experts have half of the rows, too (docs/journal/moe.md). n64x64 loads and multiplies what a tile has; t128x128 is ahead
-// from 17 expected rows on. The highest is faster from 512 on, if no multiprocessor is idle then.
+// Few rows, most of them of an expert of their own: they are gathered as stages are filled, which saves a launch. More come
+// gathered. What is expected is a mean: a tenth of the experts may have a third of the rows, and the form has to be quick
+// then, too (docs/journal/moe.md). n64x64 loads and multiplies what a tile has. t128x128 is ahead from 17 expected rows on.
+// The highest is faster from 512 on, if no multiprocessor is idle then.
 constexpr int pick_form(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
     constexpr int kOwn = 0, kFew = 1, kMany = 2, kHigh = 3;
     constexpr int64_t kMostOneByOne = 64, kMostFew = 16, kHighFrom = 512;
