@@ -176,6 +176,7 @@ GROUPS = {
     "INT8, emulated": emulated("int8", "int8_gemm"),
     "grouped_gemm, emulated": emulated("grouped", "block_scaled_gemm", *EXPERTS),
     "moe_routing, emulated": emulated("moe", "moe_routing"),
+    "mx_gemm, emulated": emulated("mx", "mx_gemm", "moe_gate", "grouped_gemm", "swiglu_fp8"),
     # Torch's graphs, whose nodes are operators: what these compute, tests of no group compare.
     "operators in graphs": Group(
         ("tests/operators/test_compile.py", "tests/operators/test_contract_compile.py"),

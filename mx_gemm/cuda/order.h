@@ -21,10 +21,7 @@ __device__ inline uint32_t bf16_bits(uint32_t codes, int i) {
     return (moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at) & 0x81C081C0u;
 }
 // Of pairs of bfloat16.
-__device__ inline uint32_t times(uint32_t pair, uint32_t factor) {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(factor), "r"(0x80008000u));  // -0
-    return pair;
-}
+__device__ inline uint32_t times(uint32_t pair, uint32_t factor) { return Pairs<DType::bf16>::mul(pair, factor); }
 
 // A lane's words of codes of a column's block, as pairs of bfloat16: (i, i + 4) of a word's eight MXFP4, (0, 2) and (1, 3) of
 // a word's four MXFP8. A code's bits are put where bfloat16 has exponent and mantissa: its number by 2^-126 or 2^-120.

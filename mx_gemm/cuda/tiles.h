@@ -16,8 +16,6 @@
 // Steps and figures: docs/journal/mx_gemm.md.
 #pragma once
 
-#include <cmath>
-
 #include "../../common/cuda/shared_memory.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/cuda/tma.h"
@@ -45,9 +43,14 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
     static constexpr int kTiles = 1, kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
-    // Many rows: warpgroups multiply in turn, so that they decode in turn; a group's last rows may be half of a tile.
+    // Many rows: warpgroups multiply in turn, so that they decode in turn.
     static constexpr bool kMany = kHeight > kMostOfTile;
-    static constexpr int kFewGroups = kMany ? kGroups / 2 : kGroups;
+    // Rows of a box: a group's last ones may be a quarter or half of a tile, and no others are loaded and multiplied.
+    static constexpr int kLeast = kRows > 32 ? kRows / 4 : 8;
+    // Of a tile whose group has `left` rows from its first on.
+    static __device__ int held(int left) {
+        return left <= kLeast ? kLeast : left <= 2 * kLeast && 2 * kLeast < kRows ? 2 * kLeast : kRows;
+    }
 
     struct Stage {
         uint8_t rows[kBoxes][kRows][kRowOfStage];
@@ -178,6 +181,15 @@ struct Share {
     }
 };
 
+// add.operator()<n>(), where of the tile's rows the first n are loaded and multiplied.
+template <class F, class Add>
+__device__ inline void with_held(const grouped::Tile& tile, const Add& add) {
+    const int held = F::held(tile.end - tile.row);
+    if (F::kLeast < F::kRows && held == F::kLeast) return add.template operator()<F::kLeast>();
+    if (2 * F::kLeast < F::kRows && held == 2 * F::kLeast) return add.template operator()<2 * F::kLeast>();
+    add.template operator()<F::kRows>();
+}
+
 template <class F>
 __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, const Share& share, int pieces, int tiles,
                                   int warpgroup) {
@@ -202,31 +214,32 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
         // Here, not in each step: the compiler would compute it there.
         asm volatile("" : "+l"(next.columns[0]), "+l"(next.columns[1]));
         float sums[1][F::kGroups][4];
-        const bool few = made.end - made.row <= F::kFewGroups * 8;
-        for (int step = share.first; step < share.end; ++step) {
-            uint32_t current[kHalves][2];
+        // A loop for each number of rows: in one loop branches cost 2 to 7 % (H200).
+        const auto add_steps = [&]<int live>() __attribute__((always_inline)) {
+            for (int step = share.first; step < share.end; ++step) {
+                uint32_t current[kHalves][2];
 #pragma unroll
-            for (int i = 0; i < 2 * kHalves; ++i) current[i / 2][i % 2] = exponents[i / 2][i % 2];
-            // The next step's, or the next tile's first.
-            if (step + 1 == share.end) own = next;
-            own.read(step + 1 < share.end ? step + 1 : share.first, last, block_stride, exponents);
-            wait_for(&memory.full[at.stage], at.parity);
-            const auto& stage = memory.stages[at.stage];
+                for (int i = 0; i < 2 * kHalves; ++i) current[i / 2][i % 2] = exponents[i / 2][i % 2];
+                // The next step's, or the next tile's first.
+                if (step + 1 == share.end) own = next;
+                own.read(step + 1 < share.end ? step + 1 : share.first, last, block_stride, exponents);
+                wait_for(&memory.full[at.stage], at.parity);
+                const auto& stage = memory.stages[at.stage];
 #pragma unroll
-            for (int half = 0; half < kHalves; ++half) {
-                // K may end within a step.
-                if (half > 0 && step * F::kStep + kOrdered >= int(a.k)) break;
-                // The multiplications before it have ended: ptxas would wait for each one whose registers it writes.
-                uint32_t pairs[4][2][4];
-                decode<F>(stage, of_lane, half, current[half], pairs);
-                const bool add = step > share.first;
-                if (F::kMany && few) multiply<F, F::kFewGroups>(stage, half, pairs, add, turns, sums[0]);
-                else multiply<F, F::kGroups>(stage, half, pairs, add, turns, sums[0]);
+                for (int half = 0; half < kHalves; ++half) {
+                    // K may end within a step.
+                    if (half > 0 && step * F::kStep + kOrdered >= int(a.k)) break;
+                    // The multiplications before it have ended: ptxas would wait for each one whose registers it writes.
+                    uint32_t pairs[4][2][4];
+                    decode<F>(stage, of_lane, half, current[half], pairs);
+                    multiply<F, live / 8>(stage, half, pairs, step > share.first, turns, sums[0]);
+                }
+                // The warpgroup's multiplications have read the stage.
+                arrive_if(lane == 0, &memory.empty[at.stage]);
+                at.advance();
             }
-            // The warpgroup's multiplications have read the stage.
-            arrive_if(lane == 0, &memory.empty[at.stage]);
-            at.advance();
-        }
+        };
+        with_held<F>(made, add_steps);
         int from = 0, to = F::kGroups;
         if (F::kShares && share.parts > 1) {
             tiles::add_over_cluster<F>(memory, share.part, share.parts, sums);
@@ -246,6 +259,8 @@ __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, con
     bool refills = false;
     for (int t = share.tile; t < tiles; t += share.tiles_on) {
         const grouped::Tile tile = grouped::tile_at<F::kRows>(memory.row_tiles, int(a.groups), pieces, t);
+        const int held = F::held(tile.end - tile.row);
+        const uint32_t bytes = sizeof(F::Stage::weights) + uint32_t(held) * F::kBoxes * kRowOfStage;
         // The same lane at each election.
         if (elected()) {
             for (int step = share.first; step < share.end; ++step) {
@@ -253,14 +268,19 @@ __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, con
                 Barrier* const full = &memory.full[at.stage];
                 // Barrier: the stage is filled again after its readers have left it.
                 if (refills) wait_for(&memory.empty[at.stage], at.parity ^ 1);
-                arrive_expecting(full, sizeof(stage));
+                arrive_expecting(full, bytes);
 #pragma unroll
                 for (int box = 0; box < 2; ++box)
                     copy_tile_of(tile.expert, stage.weights[box], weights, step * kRowOfStage,
                                  first_column<F>(a, tile.piece, box), full);
 #pragma unroll
-                for (int box = 0; box < F::kBoxes; ++box)
-                    copy_tile(stage.rows[box], rows, (step * F::kBoxes + box) * kRowOfStage, tile.row, full);
+                for (int row = 0; row < F::kRows; row += F::kLeast) {
+                    if (row >= held) break;
+#pragma unroll
+                    for (int box = 0; box < F::kBoxes; ++box)
+                        copy_tile(&stage.rows[box][row], rows, (step * F::kBoxes + box) * kRowOfStage, tile.row + row,
+                                  full);
+                }
                 at.advance();
                 refills |= at.stage == 0;
             }
@@ -339,7 +359,7 @@ Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chi
     CUtensorMap weights, rows;
     const int64_t bytes = a.bytes_of(a.format_b), apart = a.groups > 1 ? a.b.group_stride : 0;
     const ByteMatrix of_weights{a.b.data, a.n, bytes, a.b.row_stride, kRowOfStage, F::kBox, a.groups, apart};
-    if (!describe(&weights, of_weights) || !describe(&rows, {ordered, a.m, stride, stride, kRowOfStage, F::kRows}))
+    if (!describe(&weights, of_weights) || !describe(&rows, {ordered, a.m, stride, stride, kRowOfStage, F::kLeast}))
         return {"TMA does not take the operands"};
     const int64_t pieces = ceil_div(a.n, F::kColumns), tiles = most_row_tiles(a, F::kRows) * pieces;
     if (tiles > kMaxCtas / grouped::kBand) return {"a and b have more rows than one launch takes"};
@@ -383,16 +403,16 @@ inline Status launch_tiles(const Args& given, const Chip& chip, const Executor& 
         return launch(a, ordered, stride, chip, on);
     };
     const auto many = [&] { return start.template operator()<128, 3>(); };
-    const auto few = [&](double rows) {
+    const auto few = [&](int64_t rows) {
         return rows <= 8    ? start.template operator()<8, 1>()
-               : rows <= 16 ? start.template operator()<16, 2>()
                : rows <= 32 ? start.template operator()<32, 2>()
                             : start.template operator()<64, 2>();
     };
-    if (!a.offsets) return a.m <= kMostOfTile || parts_of(a, chip) > 1 ? few(double(a.m)) : many();
-    // With as many again as their root few groups have a second tile.
-    const double likely = double(a.expected) + std::sqrt(double(a.expected));
-    return likely <= kMostOfTile ? few(likely) : many();
+    if (!a.offsets) return a.m <= kMostOfTile || parts_of(a, chip) > 1 ? few(a.m) : many();
+    // Some groups have several times the mean, so tiles are higher than it: rows beyond a group's last one cost little. 8 rows
+    // are quickest where nearly all groups have fewer.
+    const int64_t rows = a.expected;
+    return rows <= 2 ? few(8) : rows <= 16 ? few(32) : rows <= 48 ? few(64) : many();
 }
 
 }  // namespace

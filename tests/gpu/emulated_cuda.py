@@ -31,7 +31,19 @@ REPLACED = (
     "vector",
     "wgmma",
 )
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 3, E8M0: 5}  # common/types.h
+# common/types.h
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 3, E8M0: 5, torch.uint8: 8}
+
+
+def structure(*fields: tuple) -> type[ctypes.Structure]:
+    return type("Structure", (ctypes.Structure,), {"_fields_": [(f"f{n}", kind) for n, kind in enumerate(fields)]})
+
+
+# Of common/gemm/args.h and common/divider.h.
+Operand = structure(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 2)
+Scales = structure(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 2, *[ctypes.c_int32] * 2, ctypes.c_float)
+Bias, Output = (structure(*front, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32) for front in ((), (ctypes.c_int64,)))
+Divider = structure(*[ctypes.c_int32] * 3)
 
 
 class Tensor(ctypes.Structure):
@@ -63,10 +75,14 @@ def _compile(folder: Path, operator: str, folders: tuple[str, ...]) -> Path:
     """With a copy of the sources that it includes."""
     for name in folders:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu"))
+    headers = folder / "common" / "cuda"
     for name in REPLACED:
-        (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
-    shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")
-    flags = ("-shared", "-fPIC", f"-I{folder}", "-Wno-unknown-pragmas", "-Wno-unused-function")
+        (headers / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
+    (headers / "device.h").write_text('#include "emulated_launch.h"\n')
+    (headers / "cuda.h").touch()  # the driver's
+    for name in ("emulated_cuda.h", "emulated_launch.h"):
+        shutil.copy(HOST / name, headers)
+    flags = ("-shared", "-fPIC", f"-I{folder}", f"-I{headers}", "-Wno-unknown-pragmas", "-Wno-unused-function")
     return compile_host(f"emulated_{operator}.cpp", folder / "emulated.so", *flags)
 
 

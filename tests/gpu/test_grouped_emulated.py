@@ -11,7 +11,7 @@ from problems import grouped_gemm as problems
 from problems.buffers import Guarded, same_bytes
 from problems.gemm import BLOCK
 from problems.inputs import FP8, random_fp8
-from tests.gpu.emulated_cuda import TYPES, emulated_library
+from tests.gpu.emulated_cuda import TYPES, Bias, Divider, Operand, Output, Scales, emulated_library, structure
 
 PLAIN, FORMS, FROM_COLUMNS = -1, 4, 2  # forms from there on have 128 rows a tile or more
 CASES = problems.cases(
@@ -23,17 +23,7 @@ CASES = problems.cases(
     layouts=("dense", "padded"),
 )
 q, p, i = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
-
-
-def structure(*fields: tuple) -> type[ctypes.Structure]:
-    return type("Structure", (ctypes.Structure,), {"_fields_": [(f"f{n}", kind) for n, kind in enumerate(fields)]})
-
-
-# Of common/gemm/args.h and grouped_gemm/grouped_gemm.h.
-Operand, Scales = structure(q, p, q, q), structure(q, p, q, q, i, i, ctypes.c_float)
-Bias, Output = structure(p, q, i), structure(q, p, q, i)
-Divider = structure(i, i, i)
-Args = structure(Operand, Operand, *[q] * 5, Scales, Scales, Bias, q, Output, i, p, p, Divider, q)
+Args = structure(Operand, Operand, *[q] * 5, Scales, Scales, Bias, q, Output, i, p, p, Divider, q)  # grouped_gemm.h
 
 
 def scales(t: torch.Tensor, rows: int, of_b: bool) -> Scales:

@@ -94,6 +94,7 @@ inline Fiber* current;
 inline ucontext_t scheduler;
 inline unsigned grid_size;
 inline std::function<void()> kernel_body;
+inline int64_t steps_on;  // arrivals, and ends of fibers: without one, all that run wait
 
 [[noreturn]] inline void fail(const char* what) {
     std::fprintf(stderr, "emulated CUDA: %s, CTA %u, thread %d\n", what, current->cta->index, current->thread);
@@ -106,6 +107,7 @@ inline void yield() {
 }
 inline void meet(Meeting& m, int count) {
     const unsigned phase = m.phase;
+    ++steps_on;
     if (++m.arrived == count) m.arrived = 0, ++m.phase;
     else
         while (m.phase == phase) yield();
@@ -113,6 +115,7 @@ inline void meet(Meeting& m, int count) {
 inline void fiber_entry() {
     kernel_body();
     current->done = true;
+    ++steps_on;
     swapcontext(&current->context, &scheduler);
 }
 
@@ -148,9 +151,10 @@ inline void launch(int64_t ctas, int threads, int cluster, int64_t shared_bytes,
             cta.fibers.resize(threads);
             for (int t = 0; t < threads; ++t) make_fiber(cta.fibers[t], &cta, t);
         }
-        constexpr int kLongest = 1000000;  // rounds without an end: a deadlock
+        constexpr int kLongest = 1000;  // rounds in which nobody went on
         int left = 1;
-        for (int round = 0; left; ++round) {
+        for (int idle = 0; left; ++idle) {
+            const int64_t before = steps_on;
             left = 0;
             for (Cta& cta : group) {
                 for (Fiber& f : cta.fibers) {
@@ -160,7 +164,8 @@ inline void launch(int64_t ctas, int threads, int cluster, int64_t shared_bytes,
                     swapcontext(&scheduler, &f.context);
                 }
             }
-            if (round == kLongest) fail("deadlock");
+            if (steps_on != before) idle = 0;
+            if (idle == kLongest) fail("deadlock");
         }
     }
 }
@@ -221,6 +226,9 @@ struct Pairs<DType::bf16> {
         return f != f ? 0x7FC0 : (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
     }
     static uint32_t round_any_nan(f32x2 v) { return one(v.x) | one(v.y) << 16; }
+    static uint32_t round(f32x2 v) { return round_any_nan(v); }
+    static uint32_t scaled(uint32_t v, float by) { return round({widen(v).x * by, widen(v).y * by}); }
+    static uint32_t mul(uint32_t a, uint32_t b) { return round({widen(a).x * widen(b).x, widen(a).y * widen(b).y}); }
 };
 template <>
 struct Pairs<DType::f16> {
@@ -245,7 +253,7 @@ inline uint32_t shared_address(const void* p) { return uint32_t(static_cast<cons
 inline uint32_t rank_in_cluster() { return current->cta->rank; }
 // Of all threads, once in a kernel. Hardware would let a cluster go on without threads that have ended, but not
 // reliably where they end after others have arrived.
-inline void arrive_at_cluster_start() { ++current->cta->cluster_meeting->arrived; }
+inline void arrive_at_cluster_start() { ++steps_on, ++current->cta->cluster_meeting->arrived; }
 inline void wait_for_cluster_start() {
     const Cta& cta = *current->cta;
     while (cta.cluster_meeting->arrived < cta.threads * int(cta.cluster->size())) yield();
@@ -254,6 +262,7 @@ inline uint32_t address_in_cta(const void* p, uint32_t rank) { return shared_add
 using Barrier = uint64_t;
 inline CountingBarrier& counting(Barrier* b) { return current->cta->barriers.at(b); }
 inline void complete(CountingBarrier& b) {
+    ++steps_on;
     if (b.pending < 0) fail("too many arrivals at an mbarrier");
     if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.expected;
 }
