@@ -2,11 +2,11 @@
 
 Timed are routing, sorting and combining, and fused_moe at models' sizes; both grouped GEMMs of a layer beside
 DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own operators with bfloat16 weights, and
-beside vLLM's own experts, where it is installed.
+beside vLLM's own experts, where it is installed: in Triton, and in CUTLASS with a scale a channel or an expert.
 
     python -m benchmarks measure moe
     python -m benchmarks measure moe --tokens 64 --only I2048
-    python -m benchmarks measure moe --tables vllm torch  beside peers alone; each row is timed in turn
+    python -m benchmarks measure moe --tables vllm channels  beside peers alone; each row is timed in turn
     python -m benchmarks measure moe --skew 1             some experts are chosen more often than others, as in models
 
 FP8 weights of random codes with scales of 128x128 blocks, and MX ones beside 16-bit rows; routings at random,
@@ -24,7 +24,7 @@ import torch
 from benchmarks.harness import mx_cases, sections
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import attempt
-from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, of_vllm, unfused
+from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, of_cutlass, of_vllm, unfused
 from benchmarks.harness.routings import add_skew, drawn_experts
 from benchmarks.harness.table import Table, cell
 
@@ -107,7 +107,7 @@ def title(layer: tuple[int, int, int, int]) -> str:
 
 
 def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
-    """w13, w2 and their scales."""
+    """w13, w2, and of fused_moe's keywords their scales, of blocks."""
     experts, _, d, hidden = layer
     fp8 = kernel.fp8_dtype("cuda")
     w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
@@ -116,6 +116,21 @@ def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor,
         scale_w2=torch.rand(experts, -(-d // BLOCK), -(-hidden // BLOCK), device="cuda") * 1e-3,
     )
     return w13, w2, scales
+
+
+def channels_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """The same, with a scale an output channel and a row of inputs."""
+    w13, w2, _ = fp8_experts(kernel, layer)
+    scales = [torch.rand(*w.shape[:2], 1, device="cuda") * 1e-3 for w in (w13, w2)]
+    return w13, w2, dict(scale_w13=scales[0], scale_w2=scales[1], inputs="row")
+
+
+def static_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """The same, with a scale an expert and static inputs."""
+    w13, w2, _ = fp8_experts(kernel, layer)
+    scales = [torch.rand(layer[0], 1, 1, device="cuda") * 1e-3 for _ in (w13, w2)]
+    static = dict(input_scale=torch.full((1,), 0.01, device="cuda"), hidden_scale=torch.full((1,), 0.5, device="cuda"))
+    return w13, w2, dict(scale_w13=scales[0], scale_w2=scales[1], inputs="static", **static)
 
 
 class Router:
@@ -187,10 +202,12 @@ def of_torch(w13: torch.Tensor, w2: torch.Tensor, scales: dict) -> Callable:
     return lambda x, weights, ids: compiled(x, *wide, weights, ids)
 
 
-def beside(table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, name: str, make: Callable) -> None:
-    """fused_moe and what make(w13, w2, scales) gives: a function of rows, weights and experts."""
+def beside(
+    table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, name: str, make: Callable, draw=fp8_experts
+) -> None:
+    """fused_moe of draw's weights, and what make gives of them: a function of rows, weights and experts."""
     experts, chosen, d, _ = layer
-    w13, w2, scales = fp8_experts(kernel, layer)
+    w13, w2, scales = draw(kernel, layer)
     peer = attempt(name, lambda: make(w13, w2, scales))
     for count in tokens:
         torch._dynamo.reset()  # each size is compiled for itself
@@ -208,12 +225,15 @@ def beside(table: Table, kernel, layer: tuple, tokens: tuple[int, ...], route, n
         table.row(title(layer), str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
 
 
+in_cutlass = functools.partial(beside, name="CUTLASS", make=of_cutlass)
 OURS = "routing", "fp8", "mx"
 # Table -> what is timed, beside what, by whom.
 PEERS = {
     "deepgemm": ("grouped_gemm", "DeepGEMM", beside_deep_gemm),
     "torch": ("fused_moe", "torch.compile, bfloat16", functools.partial(beside, name="torch", make=of_torch)),
     "vllm": ("fused_moe", "vLLM's Triton", functools.partial(beside, name="vLLM", make=of_vllm)),
+    "channels": ("fused_moe, channels", "vLLM's CUTLASS", functools.partial(in_cutlass, draw=channels_experts)),
+    "static": ("fused_moe, static", "vLLM's CUTLASS", functools.partial(in_cutlass, draw=static_experts)),
 }
 
 

@@ -131,10 +131,10 @@ def engines(text: str) -> bars.Family:
     points = {}
     for row in rows_with(text, "vllm-h200", "model"):
         label = row.pop("model")
-        if label.startswith(("8B", "70B, dynamic", "70B, blocks", "DeepSeek")):
+        if label.startswith(("8B", "70B, dynamic", "70B, blocks", "Qwen3", "DeepSeek")):
             for batch, cell in row.items():
                 if batch.isdigit():
-                    points[label.split("'")[0], batch] = bars.Point(float(re.search(r"\((.*)\)", cell)[1]), None)
+                    points[label.split("-")[0], batch] = bars.Point(float(re.search(r"\((.*)\)", cell)[1]), None)
     return in_series("a decode step in vLLM", "batch", points, ["vLLM's own FP8"], H200)
 
 

@@ -75,6 +75,36 @@ def of_vllm(w13: torch.Tensor, w2: torch.Tensor, scales: dict[str, torch.Tensor]
     return call
 
 
+def of_cutlass(w13: torch.Tensor, w2: torch.Tensor, scales: dict[str, torch.Tensor]) -> Callable:
+    """vLLM's experts in CUTLASS: a function of 16-bit rows, weights and experts. scales: fused_moe's keywords, of
+    output channels [E, N, 1] and rows, or [E] and static inputs."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.experts.cutlass_moe import run_cutlass_moe_fp8
+    from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import MoEPermuteScratch
+
+    experts, d, hidden = w2.shape
+    of_input, of_hidden, of_product = (
+        torch.full((experts,), size, dtype=torch.int64, device=w2.device) for size in (d, hidden, 2 * hidden)
+    )
+    scratch = MoEPermuteScratch(num_experts=experts, num_local_experts=experts, device=w2.device)
+    of_rows, of_x, of_values = scales["inputs"] == "row", scales.get("input_scale"), scales.get("hidden_scale")
+    common = dict(activation=MoEActivation.SILU, global_num_experts=experts, expert_map=None, a2_scale=of_values)
+    common |= dict(w1_scale=scales["scale_w13"], w2_scale=scales["scale_w2"], expert_num_tokens=None)
+    common |= dict(ab_strides1=of_input, ab_strides2=of_hidden, c_strides1=of_product, c_strides2=of_input)
+    common |= dict(per_act_token=of_rows, per_out_ch=of_rows, use_batched_format=False, permute_scratch=scratch)
+
+    def call(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        rows = ids.numel()
+        first, second = (x.new_empty(rows * max(size, d)) for size in (2 * hidden, hidden))
+        quantised, scale_x = _custom_ops.scaled_fp8_quant(x, of_x, use_per_token_if_dynamic=True)
+        out, own = torch.empty_like(x), dict(topk_weights=weights, workspace13=first, workspace2=second)
+        run_cutlass_moe_fp8(out, quantised, w13, w2, ids, a1q_scale=scale_x, out_dtype=x.dtype, **own, **common)
+        return out
+
+    return call
+
+
 def first_of(module, *names: str) -> Callable:
     """Versions of a package call the same function by several names."""
     found = [getattr(module, name) for name in names if hasattr(module, name)]
