@@ -10,8 +10,8 @@ replaced.
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
     ROCM_FP8_KERNELS_VLLM_EXPERTS: 0 leaves mixtures of experts to vLLM, 1 takes all that fused_moe serves. Default: 1;
-        on CUDA those alone whose weights are FP8 with scales of blocks, on ROCm MX formats where vLLM would emulate
-        them. On CUDA 1 takes linears in MX formats, too.
+        on CUDA before Hopper, and after it, of FP8 those alone whose weights have scales of blocks, on ROCm MX formats
+        where vLLM would emulate them. On CUDA 1 takes linears in MX formats, too.
     ROCM_FP8_KERNELS_VLLM_SUMS: 0 leaves the sums over tensor-parallel workers to vLLM. Default: 1.
     LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
 """

@@ -3,8 +3,8 @@
 vLLM asks one function which experts serve a layer. Ours answers first. Weights stay as they were loaded, which is what
 vLLM does for its Triton experts: their name is what the choice returns.
 
-On CUDA those whose weights have scales of blocks, beside which vLLM's own (Triton) were timed (docs/journal/vllm.md).
-Beside its CUTLASS, for scales of channels and tensors, fused_moe was not: ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes them.
+On CUDA those whose weights have scales of blocks, and on Hopper all: beside vLLM's Triton and its CUTLASS fused_moe was
+timed on an H200 alone (docs/journal/vllm.md). ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes all everywhere.
 """
 
 import functools
@@ -270,7 +270,7 @@ def none_serves(kind: str, reason: str | None) -> NotImplementedError:
 def _is_asked_for(weight_key: QuantKey | None) -> bool:
     if EXPERTS in os.environ or not current_platform.is_cuda():
         return is_on(EXPERTS)
-    return weight_key == kFp8Static128BlockSym
+    return weight_key == kFp8Static128BlockSym or current_platform.is_device_capability(90)
 
 
 def _ours_first(theirs):

@@ -200,13 +200,15 @@ def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
     assert envs.VLLM_DISABLED_KERNELS == ["FusedMoeExperts"] and select(theirs)[1] is theirs
 
 
-@pytest.mark.parametrize("cuda", [False, True])
-def test_the_users_switch_and_what_is_taken_without_it(cuda, monkeypatch):
-    theirs = object()
-    monkeypatch.setattr(type(experts.current_platform), "is_cuda", lambda self: cuda)
+@pytest.mark.parametrize("capability", [None, 89, 90, 100])
+def test_the_users_switch_and_what_is_taken_without_it(capability, monkeypatch):
+    theirs, cuda = object(), capability is not None
+    platform = type(experts.current_platform)
+    monkeypatch.setattr(platform, "is_cuda", lambda self: cuda)
+    monkeypatch.setattr(platform, "is_device_capability", lambda self, asked: asked == capability)
     blocks = {}
     channels = dict(weight_key=quant_utils.kFp8StaticChannelSym, activation_key=quant_utils.kFp8DynamicTokenSym)
-    for switch, taken in ((None, (True, not cuda)), ("1", (True, True)), ("0", (False, False))):
+    for switch, taken in ((None, (True, capability in (None, 90))), ("1", (True, True)), ("0", (False, False))):
         if switch is None:
             monkeypatch.delenv(EXPERTS, raising=False)
         else:
