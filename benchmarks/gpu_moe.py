@@ -106,11 +106,17 @@ def title(layer: tuple[int, int, int, int]) -> str:
     return "E{} top{} D{} I{}".format(*layer)
 
 
+def fp8_weights(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """w13 and w2."""
+    experts, _, d, hidden = layer
+    fp8 = kernel.fp8_dtype("cuda")
+    return codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
+
+
 def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
     """w13, w2, and of fused_moe's keywords their scales, of blocks."""
     experts, _, d, hidden = layer
-    fp8 = kernel.fp8_dtype("cuda")
-    w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
+    w13, w2 = fp8_weights(kernel, layer)
     scales = dict(
         scale_w13=torch.rand(experts, -(-2 * hidden // BLOCK), -(-d // BLOCK), device="cuda") * 1e-3,
         scale_w2=torch.rand(experts, -(-d // BLOCK), -(-hidden // BLOCK), device="cuda") * 1e-3,
@@ -120,14 +126,14 @@ def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor,
 
 def channels_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
     """The same, with a scale an output channel and a row of inputs."""
-    w13, w2, _ = fp8_experts(kernel, layer)
+    w13, w2 = fp8_weights(kernel, layer)
     scales = [torch.rand(*w.shape[:2], 1, device="cuda") * 1e-3 for w in (w13, w2)]
     return w13, w2, dict(scale_w13=scales[0], scale_w2=scales[1], inputs="row")
 
 
 def static_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
     """The same, with a scale an expert and static inputs."""
-    w13, w2, _ = fp8_experts(kernel, layer)
+    w13, w2 = fp8_weights(kernel, layer)
     scales = [torch.rand(layer[0], 1, 1, device="cuda") * 1e-3 for _ in (w13, w2)]
     static = dict(input_scale=torch.full((1,), 0.01, device="cuda"), hidden_scale=torch.full((1,), 0.5, device="cuda"))
     return w13, w2, dict(scale_w13=scales[0], scale_w2=scales[1], inputs="static", **static)

@@ -77,7 +77,7 @@ def of_vllm(w13: torch.Tensor, w2: torch.Tensor, scales: dict[str, torch.Tensor]
 
 def of_cutlass(w13: torch.Tensor, w2: torch.Tensor, scales: dict[str, torch.Tensor]) -> Callable:
     """vLLM's experts in CUTLASS: a function of 16-bit rows, weights and experts. scales: fused_moe's keywords, of
-    output channels [E, N, 1] and rows, or [E] and static inputs."""
+    output channels [E, N, 1] and rows, or of experts [E, 1, 1] and static inputs."""
     from vllm import _custom_ops
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.experts.cutlass_moe import run_cutlass_moe_fp8

@@ -185,8 +185,12 @@ struct Share {
 template <class F, class Add>
 __device__ inline void with_held(const grouped::Tile& tile, const Add& add) {
     const int held = F::held(tile.end - tile.row);
-    if (F::kLeast < F::kRows && held == F::kLeast) return add.template operator()<F::kLeast>();
-    if (2 * F::kLeast < F::kRows && held == 2 * F::kLeast) return add.template operator()<2 * F::kLeast>();
+    if constexpr (F::kLeast < F::kRows) {
+        if (held == F::kLeast) return add.template operator()<F::kLeast>();
+    }
+    if constexpr (2 * F::kLeast < F::kRows) {
+        if (held == 2 * F::kLeast) return add.template operator()<2 * F::kLeast>();
+    }
     add.template operator()<F::kRows>();
 }
 

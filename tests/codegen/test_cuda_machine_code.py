@@ -143,7 +143,7 @@ def test_every_form_is_there(kernels):
         # 2 types of 16 bits, 2 tiles, any alignment; 4 types of A by 2 of B, 3 tiles and one for any alignment.
         "mx_gemm_plain": 2 * 2 * 2,
         "mx_gemm_stream": 4 * 2 * (3 + 1),
-        # 5 heights of tiles for 2 types of weights; rows in 4 types, any alignment.
+        # 4 heights of tiles for 2 types of weights; rows in 4 types, any alignment.
         "mx_gemm_tiles": 4 * 2,
         "mx_gemm_order": 4 * 2,
         "moe_gate_values": 1,

@@ -105,12 +105,14 @@ inline void yield() {
     swapcontext(&self->context, &scheduler);
     current = self;
 }
-inline void meet(Meeting& m, int count) {
-    const unsigned phase = m.phase;
+inline void arrive_at(Meeting& m, int count) {
     ++steps_on;
     if (++m.arrived == count) m.arrived = 0, ++m.phase;
-    else
-        while (m.phase == phase) yield();
+}
+inline void meet(Meeting& m, int count) {
+    const unsigned phase = m.phase;
+    arrive_at(m, count);
+    while (m.phase == phase) yield();
 }
 inline void fiber_entry() {
     kernel_body();

@@ -12,10 +12,6 @@ namespace rocm_fp8 {
 
 using std::min;
 
-// Four 16-bit numbers.
-struct Four {
-    uint32_t low, high;
-};
 // common/cuda/mma.h's: lane 4 g + t has four of k of columns g and g + 8, and of row g.
 template <DType type>
 void multiply_halves(float (&sums)[4], Four first, Four second, Four narrow) {

@@ -6,6 +6,11 @@
 namespace rocm_fp8 {
 namespace {
 
+// Four 16-bit numbers: common/cuda/mma.h's.
+struct Four {
+    uint32_t low, high;
+};
+
 constexpr int kLanes = kWarp, kLaneOfSum = 0;
 inline int lane_of_fiber() { return current->thread % kWarp; }
 

@@ -27,9 +27,6 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t places) {
 constexpr DType kNativeFp8 = DType::e4m3fn;
 
 // common/cuda/mma.h's.
-struct Four {
-    uint32_t low, high;
-};
 inline Four widen(uint32_t codes) {
     const auto pair = [&](int i) {
         return Pairs<DType::f16>::round_any_nan({decoded(codes >> i & 255), decoded(codes >> (i + 8) & 255)});
@@ -62,11 +59,7 @@ void multiply_bf16_async(float (&d)[kGroups][4], const uint32_t (&a)[4], uint32_
     __syncwarp();
 }
 inline void warpgroups_meet(int id, int threads) { meet(current->cta->named[id], threads); }
-inline void warpgroup_arrives(int id, int threads) {
-    Meeting& m = current->cta->named[id];
-    ++steps_on;
-    if (++m.arrived == threads) m.arrived = 0, ++m.phase;
-}
+inline void warpgroup_arrives(int id, int threads) { arrive_at(current->cta->named[id], threads); }
 
 namespace mx_gemm {
 template <DType>
